@@ -10,9 +10,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 HIDDEN: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """C0 but for tab and newline, DEL, C1, the marks of bidirectional text, separators of lines, and lone surrogates."""
@@ -113,3 +114,37 @@ def write_to_stderr(*lines: str) -> None:
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
         pass
+
+
+class Table(NamedTuple):
+    """A title, and rows of cells below `header`, which may be empty."""
+
+    title: str
+    rows: Sequence[Sequence[str]]
+    header: Sequence[str] = ()
+
+
+class TableResult:
+    """A result that `print` shows as aligned columns and a notebook as HTML tables, without elements of weights.
+
+    A dataclass of this base class has `repr=False`, or a `__repr__` of its own: a generated one writes out every field.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def tables(self) -> Iterable[Table]:
+        """What is shown; a table without rows is left out."""
+
+    def __str__(self) -> str:
+        return "".join(
+            f"{visible_line(table.title)}\n{text_table([*filter(None, [table.header]), *table.rows])}"
+            for table in self.tables()
+            if table.rows
+        )
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return "".join(html_table(*(table.title, table.header, table.rows)) for table in self.tables() if table.rows)

@@ -21,8 +21,7 @@ from passes.graph.traversal import bodies_in
 from passes.load import load_model, to_path
 from passes.provenance import ModulePath, annotations_of, form_of, known_as, module_path_of, part_of
 from passes.suggest import nearest_names, plural
-from passes.tables import Table, TableResult
-from passes.visible import visible_line
+from passes.visible import Table, TableResult, visible_line
 from passes.weights.detached import DetachedModel
 
 MODEL_FILE: Final = "model.onnx"

@@ -24,14 +24,12 @@ from typing import Any, Final
 from passes.advisories import UNSAFE, AuditFinding, AuditTable, table_of
 from passes.advisories.table import to_one_line
 from passes.audit.cases import Case, load_case
-from passes.audit.target import AuditTarget
-from passes.audit.trial import AuditTrial
+from passes.audit.trial import AuditTarget, AuditTrial
 from passes.context import worker_memory
 from passes.errors import ModelError, PolicyError
 from passes.graph.formatting import graph_text
 from passes.optimize import draw_feeds
-from passes.recipe.own_steps import OWN_STEPS
-from passes.recipe.recipe import SINGLE_PASS_LIBRARY
+from passes.recipe.recipe import OWN_STEPS, SINGLE_PASS_LIBRARY
 from passes.run.reproduce import smallest
 from passes.suggest import nearest
 from passes.weights.detached import DetachedModel
@@ -43,7 +41,7 @@ CHUNK: Final = 64
 JUDGES: Final = ("onnx", "onnxruntime", "numpy")
 """The libraries that decide what is a finding."""
 
-PRELOAD: Final = (SINGLE_PASS_LIBRARY, "passes.audit.target")
+PRELOAD: Final = (SINGLE_PASS_LIBRARY, "passes.audit.trial")
 """What a worker imports as it starts; other libraries take seconds, and not every job tries them."""
 
 

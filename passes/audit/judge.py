@@ -1,10 +1,12 @@
 """Judge the results of passes on a case, in a worker process of its own. It shares no code with any pass.
 
-Few test models have metadata, so `add_marks` adds some to each case before its passes run.
+Few test models have metadata, so `add_marks` adds some to each case before its passes run. Error messages are
+normalized, so that they are equal on every machine and for every model.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,7 +15,6 @@ import numpy as np
 import onnx
 
 from passes.audit.cases import Case
-from passes.audit.target import message_of, normalize
 from passes.graph.index import copy_of, required_inputs
 from passes.graph.op_facts import RANDOM_OPS
 from passes.graph.traversal import every_graph, every_node
@@ -292,3 +293,33 @@ def what_is_lost(before: onnx.ModelProto, after: onnx.ModelProto) -> str:
     if any(not new.doc_string for _, new in still):
         lost.append("operators' doc strings")
     return ", ".join(lost)
+
+
+LENGTH: Final = 110
+
+CHANGING: Final = (
+    (r"'[^']*'|\"[^\"]*\"|\u2018[^\u2019]*\u2019", "'…'"),  # names of values and nodes
+    (r"(?:/[\w.+-]+)+/([\w.+-]+)", r"\1"),  # folders
+    (r"0x[0-9a-fA-F]+", "0x…"),
+    (r"(?<=references: ).*", "…"),
+    (r"\[ONNXRuntimeError\] : \d+ : \w+ : ", ""),
+    (r"\S+\.(?:cc|h):\d+ \S.*[)>] (?=[A-Z])", ""),  # the place in C++, with its signature
+    (r"(?<=implementation for )\w+", "…"),
+    (r"\d+", "#"),
+    (r"\(?node name: [^)]*\)?|node:? ?\S* ?name:? ?\S*|Name:\S*", "node"),
+)
+"""Pattern → replacement."""
+
+
+def message_of(error: BaseException) -> str:
+    """The type of an error and the first non-empty line of its message, normalized."""
+    return normalize(f"{type(error).__name__}: {error}")
+
+
+def normalize(text: str) -> str:
+    """Reduce a message to one line of at most 110 characters, without names, paths, counts and addresses."""
+    line = next((part.strip() for part in text.splitlines() if part.strip(" :")), "")
+    for pattern, instead in CHANGING:
+        line = re.sub(pattern, instead, line)
+    line = " ".join(line.split())
+    return line if len(line) <= LENGTH else line[: LENGTH - 1].rstrip() + "…"

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from passes.diff.types import NodeLabel
 from passes.suggest import ELLIPSIS, join_first, plural, shorten_lines
-from passes.tables import Table, TableResult
-from passes.visible import visible_line
+from passes.visible import Table, TableResult, visible_line
 from passes.weights.detached import DetachedModel
 
 

@@ -25,8 +25,7 @@ from passes.model.canonical import canonical_digest
 from passes.policy.policy import DESTROYS, groups_of
 from passes.proof.draws import draw_array
 from passes.recipe import CLEANING, TORCH_RECIPE
-from passes.recipe.own_steps import OWN_STEPS
-from passes.recipe.recipe import default_passes, single_passes, steps_of
+from passes.recipe.recipe import OWN_STEPS, default_passes, single_passes, steps_of
 from passes.recipe.user_passes import installed_passes
 from passes.step import UNDESCRIBED, Description, Reads, Step, flatten
 from passes.suggest import nearest

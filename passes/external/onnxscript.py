@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -25,7 +25,7 @@ from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed
 from passes.external.installed import ask, read_table, refuse_unknown, refuse_wrong_values, texts
 from passes.external.onnxscript_rules import matching_by_operator, rebind
-from passes.graph.index import GraphIndex
+from passes.graph.index import GraphIndex, delete_named
 from passes.graph.op_facts import MOVES
 from passes.step import CompositeStep, Description, PassResult, values
 from passes.weights.detached import DetachedModel, detach
@@ -295,7 +295,7 @@ def through_ir(
     """
     hidden = {name: tensor for name, tensor in model.index.initializers.items() if model.is_unread(tensor)}
     shown = model.copy_proto()
-    _delete(shown.graph.initializer, hidden)
+    delete_named(shown.graph.initializer, hidden)
     added = hidden.keys() - GraphIndex(shown.graph).inputs.keys()
     shown.graph.input.extend(
         onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims)
@@ -311,17 +311,11 @@ def through_ir(
         folder=folder,
     )
     proto = onnx.load_from_string(result)
-    _delete(proto.graph.input, added)
+    delete_named(proto.graph.input, added)
     read = GraphIndex(proto.graph).reads
     proto.graph.initializer.extend(tensor for name, tensor in hidden.items() if name in read)
     detached = detach(proto, Path(folder), model.weights)
     return DetachedModel(proto, {**model.weights, **detached.weights})
-
-
-def _delete(entries: Any, names: Collection[str]) -> None:
-    """Delete a graph's inputs or initializers that have one of `names`."""
-    for index in reversed([index for index, entry in enumerate(entries) if entry.name in names]):
-        del entries[index]
 
 
 def _copy_of(tensor: Any) -> Any:

@@ -16,18 +16,185 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, TypeVar
 
 import onnx
-from onnx import ModelProto, TensorProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from passes.external.join import ModelAssembler, borrow, content_of, let_in, let_out
-from passes.graph.index import GraphIndex, values_read
-from passes.graph.op_facts import has_body
-from passes.graph.traversal import group_linked, walk
+from passes.graph.index import GraphIndex, copy_of, free_name, initializers_of, value_names, values_read
+from passes.graph.op_facts import first_output, has_body
+from passes.graph.traversal import group_linked, sort_nodes
+
+DOMAIN: Final = "onnxline"
+ENTERS: Final = "Enters"
+LEAVES: Final = "Leaves"
+BORROWED: Final = "onnxline.borrowed/"
+"""The beginning of the name of a Constant that another piece holds."""
+OUTSIDE: Final = "/outside"
+"""The end of the name of a value that only a piece has."""
+
+
+def let_in(piece: ModelProto, name: str) -> None:
+    """Have a value of the graph outside enter a piece by a node: at a graph input a pass may give up, or abort."""
+    outside = f"{name}{OUTSIDE}"
+    piece.graph.input.add(name=outside)
+    piece.graph.node.add(domain=DOMAIN, op_type=ENTERS, name=name, input=[outside], output=[name])
+
+
+def borrow(piece: ModelProto, constant: NodeProto) -> None:
+    """Add a copy of a Constant from outside to a piece."""
+    copy = piece.graph.node.add()
+    copy.CopyFrom(constant)
+    copy.name = f"{BORROWED}{constant.output[0]}"
+
+
+def let_out(piece: ModelProto, name: str) -> None:
+    """Have a value leave a piece by a node: a pass cannot replace an output by another value."""
+    outside = f"{name}{OUTSIDE}"
+    piece.graph.output.add(name=outside)
+    piece.graph.node.add(domain=DOMAIN, op_type=LEAVES, name=name, input=[name], output=[outside])
+
+
+def content_of(tensor: TensorProto) -> bytes:
+    """What a stored tensor is, without its name and the texts on it, which the library drops."""
+    bare = copy_of(tensor)
+    for text in ("name", "doc_string", "metadata_props"):
+        bare.ClearField(text)
+    return bare.SerializeToString(deterministic=True)
+
+
+class ModelAssembler:
+    """Builds a model from `source` by replacing nodes and initializers."""
+
+    def __init__(self, source: ModelProto) -> None:
+        self._source = source
+        graph = source.graph
+        self._nodes: list[list[NodeProto]] = [[node] for node in graph.node]
+        """Position in the source → the nodes that replace the source's node in the result."""
+        index = GraphIndex(graph)
+        self._stored = dict(index.initializers)
+        self._dropped: set[str] = set()
+        self._infos: dict[str, ValueInfoProto] = {info.name: info for info in graph.value_info}
+        self._known = value_names(graph)
+        self._fixed = index.inputs.keys() | index.outputs.keys() | self._stored.keys()
+        self._outputs = index.outputs.keys()
+        self._read_instead: dict[str, str] = {}
+        """Value of the source → the value that nodes read instead."""
+        self._output_names: dict[str, str] = {}
+        """Value of the source → its name as the output of its producer."""
+
+    def replace(self, positions: Sequence[int], names: frozenset[str], optimized: ModelProto) -> None:
+        """Replace the nodes of a piece.
+
+        Args:
+            positions: the positions of the nodes in the source.
+            names: the names of the values that the piece had before it was optimized.
+            optimized: the piece after that.
+        """
+        inside = {name for position in positions for node in self._nodes[position] for name in node.output}
+        for position in positions:
+            self._nodes[position] = []
+        fresh = self._fresh_names(names, optimized.graph)
+        nodes = self._nodes[positions[0]]
+        for node in optimized.graph.node:
+            if node.name.startswith(BORROWED):
+                continue
+            if node.domain == DOMAIN:
+                if node.op_type == LEAVES:
+                    self._leave(node.name, fresh.get(node.input[0], node.input[0]))
+                else:
+                    self._enter(node.name, node.output[0], nodes)
+                continue
+            node.input[:] = [fresh.get(name, name) for name in node.input]
+            node.output[:] = [fresh.get(name, name) for name in node.output]
+            nodes.append(node)
+        has = initializers_of(optimized.graph)
+        self._dropped |= {name for name in names if name in self._stored and name not in has}
+        for tensor in optimized.graph.initializer:
+            if tensor.name in fresh or tensor.name in inside:  # the second: of a Constant
+                tensor.name = fresh.get(tensor.name, tensor.name)
+                self._stored[tensor.name] = tensor
+        for info in optimized.graph.value_info:
+            if info.name in fresh:
+                info.name = fresh[info.name]
+                self._infos[info.name] = info
+
+    def read_instead(self, stays: Mapping[str, str]) -> None:
+        """Let nodes read one of several equal initializers, and drop the others.
+
+        Args:
+            stays: initializer to drop → the initializer that is read instead.
+        """
+        self._read_instead.update(stays)
+        self._dropped |= stays.keys()
+
+    def build(self) -> ModelProto:
+        """The model with all replacements, its nodes in order of execution."""
+        graph = copy_of(self._source.graph)
+        for several in (graph.node, graph.initializer, graph.value_info):
+            del several[:]
+        for node in (node for nodes in self._nodes for node in nodes):
+            copy = graph.node.add()
+            copy.CopyFrom(node)
+            copy.input[:] = [self._name_to_read(name) for name in node.input]
+            copy.output[:] = [self._output_names.get(name, name) for name in node.output]
+        index = GraphIndex(graph)
+        graph.initializer.extend(
+            tensor for name, tensor in self._stored.items() if name in index.reads or name not in self._dropped
+        )
+        graph.value_info.extend(
+            info for name, info in self._infos.items() if name in index.producers and name not in self._outputs
+        )
+        sort_nodes(graph)
+        model = copy_of(self._source)
+        model.graph.CopyFrom(graph)
+        return model
+
+    def _fresh_names(self, names: frozenset[str], graph: GraphProto) -> dict[str, str]:
+        """Names for the values that a pass has made: other pieces may have called theirs the same."""
+        fresh: dict[str, str] = {}
+        has = [name for node in graph.node for name in (*node.input, *node.output)]
+        changed = {tensor.name for tensor in graph.initializer if self._is_changed(tensor)}
+        for name in dict.fromkeys((*has, *(tensor.name for tensor in graph.initializer))):
+            if name and (name not in names or name in changed):
+                fresh[name] = free_name(name, self._known, 1)
+                self._known.add(fresh[name])
+        return fresh
+
+    def _is_changed(self, tensor: TensorProto) -> bool:
+        before = self._stored.get(tensor.name)
+        return before is not None and content_of(before) != content_of(tensor)
+
+    def position_of(self, position: int) -> int:
+        """The position in the result of the first node at or after `position` in the source."""
+        return sum(map(len, self._nodes[:position]))
+
+    def _leave(self, name: str, inside: str) -> None:
+        """Rename the piece's output `name` to `inside`."""
+        if inside != name:
+            self._read_instead[name] = inside
+
+    def _enter(self, source: str, inside: str, nodes: list[NodeProto]) -> None:
+        """Connect the piece's input `inside` to the value `source`; an output of the graph keeps its name."""
+        if inside == source:
+            return
+        if inside not in self._outputs:
+            self._read_instead[inside] = source
+        elif source not in self._fixed and source not in self._output_names:
+            self._read_instead[source] = self._output_names[source] = inside
+        else:  # an input cannot be an output under another name
+            nodes.append(NodeProto(op_type="Identity", input=[source], output=[inside]))
+
+    def _name_to_read(self, name: str) -> str:
+        seen = {name}
+        while name in self._read_instead and self._read_instead[name] not in seen:
+            name = self._read_instead[name]
+            seen.add(name)
+        return name
+
 
 Content = TypeVar("Content")
 
@@ -72,6 +239,8 @@ class GraphPieces:
         self.model = model
         self._given_cuts = cuts
         self._optimize = optimize
+        self._cut: dict[object, list[_Piece]] = {}
+        """The pieces that were asked for: most passes change nothing, and the next one is given the same."""
         index = GraphIndex(model.graph)
         self._nodes, self._producers, self._stored = index.nodes, index.positions, index.initializers
         self._index = index
@@ -114,11 +283,6 @@ class GraphPieces:
         return self._cut[key]
 
     @cached_property
-    def _cut(self) -> dict[object, list[_Piece]]:
-        """The pieces that were asked for: most passes change nothing, and the next one is given the same."""
-        return {}
-
-    @cached_property
     def _cuts(self) -> list[int]:
         """Places between which the windows lie, without the two ends of the graph."""
         if self._given_cuts:
@@ -132,13 +296,8 @@ class GraphPieces:
 
     def _nodes_alive(self, live: bool) -> Collection[int]:
         """The nodes that count as consumers of a value; with `live` only nodes that an output depends on."""
-        if not live:
-            return range(len(self._nodes))
-
-        def producers(names: Iterable[str]) -> list[int]:
-            return [self._producers[name] for name in names if name in self._producers]
-
-        return set(walk(producers(self._outputs), lambda position: producers(self._nodes[position].input)))
+        nodes = range(len(self._nodes))
+        return {self._producers[first_output(node)] for node in self._index.live} if live else nodes
 
     def _piece(
         self, group: Collection[int], alive: Collection[int], *, borrows: bool = True, with_unread: bool = False
@@ -175,7 +334,7 @@ class GraphPieces:
                 proto.graph.value_info.append(info)
             if is_read_elsewhere(name):
                 let_out(proto, name)
-        return _Piece(proto.SerializeToString(), tuple(positions), frozenset(_names(proto)))
+        return _Piece(proto.SerializeToString(), tuple(positions), frozenset(value_names(proto.graph)))
 
     def _enter(self, proto: ModelProto, name: str, *, borrows: bool) -> None:
         """Give a piece a value that it reads and does not make."""
@@ -284,10 +443,3 @@ def _read_alone(model: ModelProto, groups: Sequence[Sequence[TensorProto]]) -> b
         proto.graph.initializer.append(tensor)
         let_out(proto, tensor.name)
     return proto.SerializeToString()
-
-
-def _names(proto: ModelProto) -> Iterator[str]:
-    graph = proto.graph
-    for node in graph.node:
-        yield from (*node.input, *node.output)
-    yield from (tensor.name for tensor in graph.initializer)

@@ -10,7 +10,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
@@ -431,3 +431,14 @@ PLAIN_VALUES: Final = {
     **dict.fromkeys(("value_int", "value_ints"), np.int64),
 }
 """Attribute of a Constant → the dtype of its numbers."""
+
+
+def delete_named(field: RepeatedCompositeFieldContainer[Any], names: Collection[str]) -> None:
+    """Delete from a repeated field the messages that have one of `names`.
+
+    Args:
+        field: a field such as `graph.initializer`.
+        names: names of its messages; others do not count.
+    """
+    for place in reversed([place for place, entry in enumerate(field) if entry.name in names]):
+        del field[place]

@@ -7,8 +7,8 @@ structure alone is checked.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -17,7 +17,7 @@ import onnx
 from passes.context import PassContext
 from passes.errors import ModelError, PolicyError, StepFailed
 from passes.graph.index import required_inputs
-from passes.guard.call_log import Returned
+from passes.guard.call_log import GuardedCall, Returned
 from passes.guard.calls.base import CallPlan, InterceptedCall
 from passes.guard.settings import CombinedPolicy
 from passes.model.canonical import CanonicalModel
@@ -47,27 +47,23 @@ class UnguardedResult:
     """Whether the call raised an exception, as opposed to crashing."""
 
 
-@dataclass(frozen=True, slots=True)
-class GuardOutcome:
-    """The model to return, and how it was obtained; see `passes.guard.call_log.GuardedCall` for the fields."""
-
-    model: DetachedModel
-    returned: Returned
-    proven: bool
-    kept: Mapping[str, int] = field(default_factory=dict)
-    reverted: Mapping[str, str] = field(default_factory=dict)
-    skipped: Mapping[str, str] = field(default_factory=dict)
-    unguarded: UnguardedResult | None = None
-    notes: tuple[str, ...] = ()
+Enforced = tuple[DetachedModel, GuardedCall]
+"""The model to return, and the record of the call: how the model was obtained."""
 
 
-def enforce(call: InterceptedCall, policy: CombinedPolicy, context: PassContext) -> GuardOutcome:
+def enforce(call: InterceptedCall, policy: CombinedPolicy, context: PassContext, record: GuardedCall) -> Enforced:
     """Run `call` in the worker under `policy`.
+
+    Args:
+        call: the call of the library that was intercepted.
+        policy: that of all guards.
+        context: the workers.
+        record: says where the call stands; the result has it with what became of the call.
 
     Raises:
         RefusedByOptimizer: the call has no result, with the guard or without.
     """
-    judge = _Judge.of(call, policy, context)
+    judge = _Judge.of(call, policy, context, record)
     run, plan, why = judge.attempt(lambda: call.plan(policy.skips, context))
     unguarded = judge.run_unguarded() if policy.compare or why else None
     if why and unguarded is not None and unguarded.refused:
@@ -88,6 +84,7 @@ class _Judge:
     call: InterceptedCall
     policy: CombinedPolicy
     context: PassContext
+    record: GuardedCall
     watched: TrackedStructures
     prover: Prover
     proven: bool
@@ -95,14 +92,14 @@ class _Judge:
     notes: list[str]
 
     @classmethod
-    def of(cls, call: InterceptedCall, policy: CombinedPolicy, context: PassContext) -> _Judge:
+    def of(cls, call: InterceptedCall, policy: CombinedPolicy, context: PassContext, record: GuardedCall) -> _Judge:
         watched = find_structures(call.model, policy.merge(), ())
         try:
             prover = numbers_prover(call, watched.must_hold(), context)
         except NotComparable as reason:
             notes = [_line(f"only the structure is proven: {reason}")]
-            return cls(call, policy, context, watched, StructureProver(context), False, notes)
-        return cls(call, policy, context, watched, prover, True, [])
+            return cls(call, policy, context, record, watched, StructureProver(context), False, notes)
+        return cls(call, policy, context, record, watched, prover, True, [])
 
     def attempt(self, plan_of: Callable[[], CallPlan | None]) -> tuple[PassRun | None, CallPlan | None, str]:
         """Return a run, its plan, and why it failed as a whole; empty if any of its steps ran."""
@@ -140,34 +137,55 @@ class _Judge:
             why = str(failure)
         return why and _line(f"differs: {why}")
 
-    def with_a_run(self, run: PassRun, plan: CallPlan, unguarded: UnguardedResult | None) -> GuardOutcome:
-        model = run.model
-        if self._loses_any(model):  # the runner should have reverted the cause
+    def with_a_run(self, run: PassRun, plan: CallPlan, unguarded: UnguardedResult | None) -> Enforced:
+        if self._loses_any(run.model):  # the runner should have reverted the cause
             return self.without_a_run("a structure is lost", unguarded)
         reverted = {row.name: row.reason for row in run.reverted}
         blind = [f"a fault in {', '.join(run.power.blind)} would not show in the numbers"] if run.power.blind else []
-        notes = (*self.notes, *plan.notes, *blind)
-        return GuardOutcome(
-            model, Returned.GUARDED, self.proven, self._count_kept(), reverted, plan.skipped, unguarded, notes
-        )
+        notes = (*plan.notes, *blind)
+        record = self._record(run.model, Returned.GUARDED, unguarded, notes, proven=self.proven)
+        return run.model, replace(record, reverted=reverted, skipped=plan.skipped)
 
-    def without_a_run(self, why: str, unguarded: UnguardedResult | None) -> GuardOutcome:
+    def without_a_run(self, why: str, unguarded: UnguardedResult | None) -> Enforced:
         """After a failed run: the optimizer's own result if it has no fault, else the model that came in.
 
         The optimizer's own result skips no pass, so it is not used if a guard skips any.
         """
-        notes = (*self.notes, f"the guarded run did not work: {why}")
+        notes = (f"the guarded run did not work: {why}",)
         sound = unguarded is not None and not unguarded.lost and not unguarded.fault and not self.policy.skips_any()
         model = unguarded.model if unguarded is not None and sound else None
         if model is None:
-            return GuardOutcome(
-                self.call.model, Returned.AS_GIVEN, False, self._count_kept(), unguarded=unguarded, notes=notes
-            )
+            return self.call.model, self._record(self.call.model, Returned.AS_GIVEN, unguarded, notes, proven=False)
         proven = self.proven and _signature(model) == _signature(self.call.model)
-        return GuardOutcome(model, Returned.UNGUARDED, proven, self._count_kept(), unguarded=unguarded, notes=notes)
+        return model, self._record(model, Returned.UNGUARDED, unguarded, notes, proven=proven)
 
-    def _count_kept(self) -> dict[str, int]:
-        return {kind: len(self.watched.instances.get(kind, ())) for kind in sorted(self.watched.enforced)}
+    def _record(
+        self,
+        model: DetachedModel,
+        returned: Returned,
+        unguarded: UnguardedResult | None,
+        notes: Sequence[str],
+        *,
+        proven: bool,
+    ) -> GuardedCall:
+        """The record of a call that returns `model`."""
+        kept = {kind: len(self.watched.instances.get(kind, ())) for kind in sorted(self.watched.enforced)}
+        record = replace(
+            self.record,
+            model=self.call.source,
+            returned=returned,
+            nodes_before=len(self.call.model.proto.graph.node),
+            nodes_after=len(model.proto.graph.node),
+            proof="numbers" if proven else "structure",
+            kept=kept,
+            missing=tuple(kind for kind in self.policy.keep() if not kept.get(kind)),
+            **{"reverted": {}, "skipped": {}, "notes": (*self.notes, *notes)},
+        )
+        if unguarded is None:
+            return record
+        nodes = len(unguarded.model.proto.graph.node) if unguarded.model else None
+        faults = {"unguarded_fault": unguarded.fault, "would_have_lost": unguarded.lost}
+        return replace(record, compared=True, unguarded_nodes=nodes, **faults)
 
     def _loses_any(self, model: DetachedModel) -> bool:
         return any(kind in self.watched.enforced for kind, _ in self.watched.find_lost(model))

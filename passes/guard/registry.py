@@ -27,7 +27,7 @@ from passes.context import PassContext, worker_memory
 from passes.guard.call_log import GuardedCall, Returned, call_site, warn, write_call
 from passes.guard.calls import TARGETS, Target
 from passes.guard.calls.base import InterceptedCall, PassThrough
-from passes.guard.enforce import GuardOutcome, RefusedByOptimizer, enforce
+from passes.guard.enforce import Enforced, RefusedByOptimizer, enforce
 from passes.guard.patching import Interception, intercept, is_intercepted, restore
 from passes.guard.settings import BorrowedEnvironment, CombinedPolicy, Settings, guards_in, variables_of
 from passes.guard.startup.hooks import LAUNCHES, LIBRARIES, AfterImport
@@ -191,11 +191,12 @@ def handle(
     if isinstance(call, PassThrough):
         return pass_through(str(call), call.instead)
     with workers.take(policy.timeout_s, policy.memory_gib) as context:
-        outcome = _enforce_safely(call, policy, context)
-        if isinstance(outcome, RefusedByOptimizer):
-            return pass_through(str(outcome), lambda: call.deliver(call.model, proven=False))
-        result = call.deliver(outcome.model, proven=outcome.proven)
-        write(_fill_record(blank, call, outcome, policy))
+        enforced = _enforce_safely(call, policy, context, blank)
+        if isinstance(enforced, RefusedByOptimizer):
+            return pass_through(str(enforced), lambda: call.deliver(call.model, proven=False))
+        model, record = enforced
+        result = call.deliver(model, proven=record.proof == "numbers")
+        write(record)
         return result
 
 
@@ -209,38 +210,17 @@ def _read(
 
 
 def _enforce_safely(
-    call: InterceptedCall, policy: CombinedPolicy, context: PassContext
-) -> GuardOutcome | RefusedByOptimizer:
+    call: InterceptedCall, policy: CombinedPolicy, context: PassContext, blank: GuardedCall
+) -> Enforced | RefusedByOptimizer:
     try:
-        return enforce(call, policy, context)
+        return enforce(call, policy, context, blank)
     except RefusedByOptimizer as refusal:
         return refusal
     except Exception:  # a bug of ours: the script goes on, with the model that came in
         note = f"a bug of onnxline, please report it: {traceback.format_exc()}"
-        return GuardOutcome(call.model, Returned.AS_GIVEN, False, notes=(note,))
-
-
-def _fill_record(
-    blank: GuardedCall, call: InterceptedCall, outcome: GuardOutcome, policy: CombinedPolicy
-) -> GuardedCall:
-    unguarded = outcome.unguarded
-    return replace(
-        blank,
-        model=call.source,
-        returned=outcome.returned,
-        nodes_before=len(call.model.proto.graph.node),
-        nodes_after=len(outcome.model.proto.graph.node),
-        proof="numbers" if outcome.proven else "structure",
-        kept=outcome.kept,
-        missing=tuple(kind for kind in policy.keep() if not outcome.kept.get(kind)),
-        reverted=outcome.reverted,
-        skipped=outcome.skipped,
-        compared=unguarded is not None,
-        unguarded_nodes=len(unguarded.model.proto.graph.node) if unguarded and unguarded.model else None,
-        unguarded_fault=unguarded.fault if unguarded else "",
-        would_have_lost=unguarded.lost if unguarded else (),
-        notes=outcome.notes,
-    )
+        nodes = len(call.model.proto.graph.node)
+        facts = {"model": call.source, "nodes_before": nodes, "nodes_after": nodes, "proof": "structure"}
+        return call.model, replace(blank, returned=Returned.AS_GIVEN, notes=(note,), **facts)
 
 
 Pair = tuple[Worker, Worker]

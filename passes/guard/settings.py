@@ -13,7 +13,7 @@ from passes.context import open_context
 from passes.errors import PolicyError
 from passes.guard.startup.hooks import FOLDER, LIBRARIES, PATH, VARIABLE, add_guard
 from passes.policy.policy import DESTROYS, Policy, Skip
-from passes.recipe.own_steps import OWN_STEPS
+from passes.recipe.recipe import OWN_STEPS
 
 
 @dataclass(frozen=True, slots=True)

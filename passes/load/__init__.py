@@ -1,7 +1,7 @@
 """Validation of ONNX models, which every command, pass and importer calls first. Read `load.py` first.
 
-    load.py       a path, bytes or a message → a valid model, or an error of one sentence
-    graphs.py     names: unique, defined before they are read, no cycles; bodies of nodes
+    load.py       a path, bytes or a message → a valid model, or an error of one sentence; the names of its graphs and
+                  bodies: unique, defined before they are read, no cycles
     nodes.py      a node against an operator's schema, or against a function of the model, without recursion
     values.py     text in UTF-8; types and dims of values; memory limits, so that nobody allocates what a file declares
     tensors.py    a tensor: dtype, dims, and data of exactly that size, inline or in a file

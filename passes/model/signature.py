@@ -16,7 +16,7 @@ from onnx import GraphProto, ModelProto, StringStringEntryProto, TensorProto, Ty
 
 from passes.errors import StepFailed
 from passes.graph.formatting import format_type, is_unknown_dim
-from passes.graph.index import GraphIndex, copy_of, initializers_of, required_inputs
+from passes.graph.index import GraphIndex, copy_of, delete_named, initializers_of, required_inputs
 from passes.graph.inference import infer_types
 from passes.suggest import join_first, plural
 from passes.weights.detached import DetachedModel
@@ -159,8 +159,7 @@ def drop_default_inputs(graph: onnx.GraphProto) -> set[str]:
         Their names.
     """
     names = _defaults(graph)
-    for index in reversed([index for index, info in enumerate(graph.input) if info.name in names]):
-        del graph.input[index]
+    delete_named(graph.input, names)
     return names
 
 
@@ -191,9 +190,7 @@ def declare_initializers(graph: onnx.GraphProto) -> None:
 
 def hide_defaults(graph: onnx.GraphProto) -> None:
     """Remove the initializers that are defaults of inputs, in place, so that no pass can take them for constants."""
-    hidden = _defaults(graph)
-    for index in reversed([index for index, tensor in enumerate(graph.initializer) if tensor.name in hidden]):
-        del graph.initializer[index]
+    delete_named(graph.initializer, _defaults(graph))
 
 
 def with_defaults(before: DetachedModel, after: DetachedModel) -> DetachedModel:

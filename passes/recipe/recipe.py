@@ -1,24 +1,32 @@
-"""Recipes: queries over all steps that a recipe can name, and steps made of the names and options in `passes.recipe` of
-a configuration."""
+"""Recipes: the steps that a recipe can name, one row each, and steps made of the names and options in `passes.recipe`
+of a configuration.
+
+The module of a step is imported when its class is first asked for: to make all classes takes a tenth of a second, and a
+run needs a few.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
-from typing import Any, Final, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external import onnxoptimizer
 from passes.recipe import CLEANING, EARLIER_RECIPES
-from passes.recipe.own_steps import OWN_STEPS
 from passes.recipe.user_passes import installed_passes, user_step, user_worker
 from passes.step import Repeat, Step
 from passes.suggest import nearest
 from passes.user_files import is_reference
 from passes.worker.client import Worker
+
+if TYPE_CHECKING:
+    from passes.step import Step
+
 
 SINGLE_PASS_LIBRARY: Final = onnxoptimizer.NAME
 """The library whose passes a recipe names one by one."""
@@ -221,3 +229,82 @@ def _name_and_options(item: RecipeItem) -> tuple[str, Mapping[str, Any]]:
 def _refuse_options(name: str, options: Mapping[str, Any]) -> None:
     if options:
         raise PolicyError(f"pass {name!r} takes no options, found {', '.join(sorted(options))}")
+
+
+class StepTypes(Mapping[str, "type[Step]"]):
+    """Name of a step → its class.
+
+    Args:
+        homes: name of a step → `room.module.Class` in this package.
+    """
+
+    def __init__(self, homes: Mapping[str, str]) -> None:
+        self._homes = dict(homes)
+
+    def __getitem__(self, name: str) -> type[Step]:
+        module, _, class_name = self._homes[name].rpartition(".")
+        return getattr(importlib.import_module(f"{PACKAGE}.{module}"), class_name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._homes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+
+PACKAGE: Final = __name__.rpartition(".recipe.")[0]
+
+OWN_STEPS: Final = StepTypes(
+    {
+        "onnxsim": "external.onnxsim.OnnxSim",
+        "onnxslim": "external.onnxslim.OnnxSlim",
+        "onnxruntime": "external.onnxruntime_graph.OnnxRuntimeGraph",
+        "onnxruntime_fusions": "external.onnxruntime_graph.OnnxRuntimeFusions",
+        "onnxscript": "external.onnxscript.OnnxScriptOptimizer",
+        "onnxscript_rewrites": "external.onnxscript.OnnxScriptRewrites",
+        "infer_shapes": "rewrites.convert_opset.InferShapes",
+        "fold_constants": "rewrites.fold_constants.FoldConstants",
+        "split-qkv": "rewrites.split_merged.SplitQkv",
+        "split-gate-up": "rewrites.split_merged.SplitGateUp",
+        "clamp-mask": "rewrites.clamp_mask.ClampMask",
+        "untie": "rewrites.untie.Untie",
+        "tie": "rewrites.untie.Tie",
+        "decompose-attention": "rewrites.attention_operators.DecomposeAttention",
+        "convert-opset": "rewrites.convert_opset.ConvertOpset",
+        "fix-defaults": "rewrites.fold_constants.FixDefaults",
+        "fold-batchnorm": "rewrites.fold_batchnorm.FoldBatchnorm",
+        "smooth-quant": "rewrites.smooth_quant.SmoothQuant",
+        "awq": "rewrites.smooth_quant.Awq",
+        "cross-layer-equalization": "external.preparation.CrossLayerEqualization",
+        "rotate": "external.preparation.Rotate",
+        "drop-softmax-guard": "rewrites.softmax_guard.DropSoftmaxGuard",
+        "fold-shape": "rewrites.fold_shape.FoldShape",
+        "merge-layout": "rewrites.merge_layout.MergeLayout",
+        "fold-scale": "rewrites.fold_scale.FoldScale",
+        "canonical-attention": "rewrites.canonical_attention.CanonicalAttention",
+        "canonical-norm": "rewrites.canonical_parts.CanonicalNorm",
+        "canonical-gelu": "rewrites.canonical_parts.CanonicalGelu",
+        "canonical-rope": "rewrites.canonical_rope.CanonicalRope",
+        "linear-to-conv": "rewrites.npu_forms.LinearToConv",
+        "mha-to-sha": "rewrites.npu_forms.MhaToSha",
+        "no-int64": "rewrites.npu_forms.NoInt64",
+        "to-4d": "rewrites.four_axes.To4d",
+        "to-nhwc": "rewrites.channels_last.ToNhwc",
+        "extract": "rewrites.interface.Extract",
+        "outputs": "rewrites.interface.ChangeOutputs",
+        "rename": "rewrites.interface.Rename",
+        "fix-shapes": "rewrites.interface.FixShapes",
+        "change-batch": "rewrites.interface.ChangeBatch",
+        "to-fp16": "rewrites.half_precision.ToFp16",
+        "to-bf16": "rewrites.half_precision.ToBf16",
+        "to-matmul-nbits": "rewrites.matmul_nbits.ToMatMulNBits",
+        "from-matmul-nbits": "rewrites.matmul_nbits.FromMatMulNBits",
+        "take-weights": "rewrites.take_weights.TakeWeights",
+        "merge": "rewrites.merge.Merge",
+        "lora-inputs": "rewrites.interface.LoraInputs",
+    }
+)
+"""Name in a recipe → the class of the step, in the order of the catalogue."""

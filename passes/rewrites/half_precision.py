@@ -24,7 +24,7 @@ from passes.graph.index import GraphIndex, constant_of, copy_of, replace_entries
 from passes.graph.inference import infer_types
 from passes.graph.op_facts import domain_of, has_body, opset_of
 from passes.graph.traversal import bodies_in, is_sparse, reads_of
-from passes.proof.half_range import HALVES, WIDE, ValueRange, measure_halves
+from passes.proof.precision import HALVES, WIDE, ValueRange, measure_halves
 from passes.rewrites.graph_edit import GraphEdit
 from passes.step import Description, PassResult, Relation, Step, values
 from passes.structures.view import GraphView

@@ -17,7 +17,7 @@ from typing import Final
 
 from onnx import NodeProto, TensorProto
 
-from passes.graph.index import computed_values, initializers_of, producers_of, replace_entries
+from passes.graph.index import computed_values, delete_named, initializers_of, producers_of, replace_entries
 from passes.graph.op_facts import LAYOUT_OPS, RANDOM_OPS, op_name
 from passes.graph.traversal import bodies_in, every_graph, every_node, group_linked, reads_of, sort_nodes
 from passes.model.analysis import AnalyzedModel, bytes_of
@@ -155,9 +155,7 @@ def _unfold(before: DetachedModel, after: DetachedModel, groups: Iterable[_Folde
     stays = [tensor for tensor in graph.initializer if tensor.name not in names | computed]
     stays += [tensor for name, tensor in sources.items() if name not in has]
     replace_entries(graph.initializer, stays)
-    doubled = [index for index, info in enumerate(graph.value_info) if info.name in computed]
-    for index in reversed(doubled):
-        del graph.value_info[index]
+    delete_named(graph.value_info, computed)
     graph.node.extend(nodes.values())
     sort_nodes(graph)
     return DetachedModel(proto, {**before.weights, **after.weights})

@@ -15,7 +15,7 @@ import onnx
 from onnx import ValueInfoProto
 
 from passes.errors import PolicyError
-from passes.graph.index import GraphIndex, computed_values
+from passes.graph.index import GraphIndex, computed_values, delete_named
 from passes.graph.traversal import live_nodes, reads_of
 from passes.model.signature import hide_defaults
 from passes.policy.policy import Policy
@@ -224,9 +224,7 @@ def pin(model: DetachedModel, pins: Iterable[ValueInfoProto]) -> DetachedModel:
             taken.add(info.name)
             graph.output.append(info)
     # A value is a graph output or in value_info; a pass would change a model in which it is both.
-    doubled = [at for at, info in enumerate(graph.value_info) if info.name in taken]
-    for at in reversed(doubled):
-        del graph.value_info[at]
+    delete_named(graph.value_info, taken)
     return model.with_proto(proto)
 
 

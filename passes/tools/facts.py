@@ -20,7 +20,7 @@ from passes.graph.traversal import every_graph, every_node, reads_of
 from passes.structures import STRUCTURES, structure_of
 from passes.structures.view import GraphView
 from passes.suggest import bytes_text, plural
-from passes.tables import Table, TableResult
+from passes.visible import Table, TableResult
 from passes.weights.detached import DetachedModel, open_model
 
 

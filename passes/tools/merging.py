@@ -15,8 +15,8 @@ from passes.encodings.encoding import Encoding, fit_encodings
 from passes.errors import PolicyError
 from passes.proof.numbers import Errors
 from passes.rewrites.merge import join_models
-from passes.tables import Table, TableResult
 from passes.tools.parts import prove_chain
+from passes.visible import Table, TableResult
 from passes.weights.detached import DetachedModel, open_model
 
 

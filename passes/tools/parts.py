@@ -30,7 +30,7 @@ from passes.proof.prover import SPACE, worst_errors
 from passes.provenance.annotations import module_path_of
 from passes.rewrites.interface import cut_out
 from passes.suggest import nearest, plural
-from passes.tables import Table, TableResult
+from passes.visible import Table, TableResult
 from passes.weights.detached import DetachedModel, open_model
 from passes.weights.files import write_model
 from passes.weights.sharing import MappedModel, portable

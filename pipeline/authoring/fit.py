@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from passes.suggest import plural
-from passes.tables import Table, TableResult
+from passes.visible import Table, TableResult
 from passes.weights.files import replace_when_done, write_errors
 from pipeline.authoring.tensors import typed
 from pipeline.errors import UsageError

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeAlias
 import torch
 
 from passes.suggest import describe_argument
-from passes.tables import Table, TableResult
+from passes.visible import Table, TableResult
 from pipeline.authoring.builder import ModelBuilder
 from pipeline.authoring.fit import Batches, FitLimits, Schedule, TrainingHistory, TrainingLoop
 from pipeline.authoring.layers import LossModule, target_of

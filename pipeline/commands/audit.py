@@ -15,7 +15,7 @@ from passes.advisories.known import News, file_name, find_news
 from passes.advisories.table import to_one_line
 from passes.audit.cases import case_names
 from passes.audit.job import AuditPlan, chosen_targets, parse_heading, reproduce, reproductions_of, run_job, unread_of
-from passes.audit.target import missing_steps, targets_of, with_inner
+from passes.audit.trial import missing_steps, targets_of, with_inner
 from passes.context import open_context
 from passes.weights.files import replace_when_done, write_errors
 from passes.worker.platforms import available_cores

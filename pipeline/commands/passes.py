@@ -16,8 +16,7 @@ from passes.context import open_context
 from passes.errors import PolicyError
 from passes.graph.formatting import COLUMNS
 from passes.policy.policy import ALL_GROUPS, DESTROYS, in_group
-from passes.recipe.own_steps import OWN_STEPS
-from passes.recipe.recipe import SINGLE_PASS_LIBRARY, library_versions
+from passes.recipe.recipe import OWN_STEPS, SINGLE_PASS_LIBRARY, library_versions
 from passes.structures import STRUCTURES
 from passes.suggest import nearest
 from pipeline.commands.shared import FORMAT_VERSION, add_command, with_options

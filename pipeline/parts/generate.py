@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from passes.tables import Table, TableResult
+from passes.visible import Table, TableResult
 from passes.weights.sessions import first_words
 from pipeline.argument_checks import MAPPING, NUMBER, PATH, TEXT, TOKENS, WHOLE, expects
 from pipeline.config import RuntimeConfig

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from passes.suggest import bytes_text, plural
-from passes.tables import Table
-from passes.visible import json_text
+from passes.visible import Table, json_text
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save_together
 from passes.weights.sessions import Session

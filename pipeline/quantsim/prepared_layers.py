@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from passes.errors import OnnxlineError
-from passes.recipe.own_steps import OWN_STEPS
-from passes.recipe.recipe import names_of
+from passes.recipe.recipe import OWN_STEPS, names_of
 from passes.weights.detached import DetachedModel, read_model
 from pipeline.config import QuantSimConfig
 from pipeline.quantsim.calibration import calibrate

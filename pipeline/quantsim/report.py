@@ -13,8 +13,7 @@ from typing import Any, Final
 from passes.provenance.annotations import module_path_of
 from passes.structures import STRUCTURES
 from passes.suggest import bytes_text, plural, shorten_lines
-from passes.tables import Table, TableResult
-from passes.visible import json_text, table_lines
+from passes.visible import Table, TableResult, json_text, table_lines
 from passes.weights.detached import DetachedModel
 from pipeline.quantsim.layer_costs import LayerCosts
 from pipeline.quantsim.metric import MetricResult

@@ -25,8 +25,7 @@ from passes.proof.draws import Trait
 from passes.proof.numbers import DRAWN, Errors
 from passes.proof.numeric import NumericProver
 from passes.proof.prover import Measurement, Reference
-from passes.recipe.own_steps import OWN_STEPS
-from passes.recipe.recipe import names_of
+from passes.recipe.recipe import OWN_STEPS, names_of
 from passes.structures.view import module_of
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import replace_when_done

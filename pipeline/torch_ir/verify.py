@@ -34,7 +34,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
-from passes.tables import Table, TableResult
+from passes.visible import Table, TableResult
 from pipeline.errors import OnnxlineError, Unsupported, message_with_notes
 from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.importers.from_torch.operators import describe_operator

@@ -14,7 +14,7 @@ from torch import nn
 
 from passes.proof.numbers import Tolerance
 from passes.suggest import plural
-from passes.tables import Table, TableResult
+from passes.visible import Table, TableResult
 from pipeline.authoring import Model, TrainingHistory, TrainingLoop
 from pipeline.authoring.fit import FitLimits, history_path
 from pipeline.config import RunConfig

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from passes.proof.numbers import Errors, Tolerance, compare
-from passes.tables import Table, TableResult
+from passes.visible import Table, TableResult
 from pipeline.argument_checks import a, expects
 from pipeline.ir import Op
 from pipeline.runtime.capture import Snapshot

@@ -17,8 +17,7 @@ from passes.errors import PassError
 from passes.policy.policy import GROUPS
 from passes.proof.numbers import TOLERANCES, Errors, Tolerance
 from passes.proof.prover import Sensitivity
-from passes.recipe.own_steps import OWN_STEPS
-from passes.recipe.recipe import SETS
+from passes.recipe.recipe import OWN_STEPS, SETS
 from passes.run.result import PassRow, Status, StructureVerdict
 from passes.structures import STRUCTURES
 from pipeline.cli import INTERRUPTED

@@ -25,8 +25,8 @@ from onnxline.static_cache import Generated
 from onnxline.torch_ir import VerificationReport
 from passes.diff.types import NodeLabel
 from passes.run.result import OptimizeResult
-from passes.tables import TableResult
 from passes.tools import merge, split
+from passes.visible import TableResult
 from passes.weights.detached import detach
 from pipeline.parts import Generation, PartsResult
 from pipeline.quantsim.parts import PartsQuantSimResult

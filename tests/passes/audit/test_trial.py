@@ -12,10 +12,10 @@ import pytest
 from passes.advisories import AuditFinding
 from passes.audit.cases import case_names, load_case
 from passes.audit.job import open_trial, reproduce, run_job
-from passes.audit.target import AuditTarget, missing_steps, normalize, targets_of
-from passes.audit.trial import AuditTrial
+from passes.audit.judge import normalize
+from passes.audit.trial import AuditTarget, AuditTrial, missing_steps, targets_of
 from passes.context import PassContext
-from passes.recipe.own_steps import OWN_STEPS
+from passes.recipe.recipe import OWN_STEPS
 
 VERSIONS = {name: metadata.version(name) for name in ("onnxoptimizer", "onnxsim")}
 KNOWN = pytest.mark.skipif(

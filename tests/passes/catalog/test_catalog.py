@@ -21,8 +21,7 @@ from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxsim import OnnxSim
 from passes.optimize import draw_feeds
 from passes.policy.policy import DESTROYS, GROUPS, Policy, groups_of, in_group
-from passes.recipe.own_steps import OWN_STEPS
-from passes.recipe.recipe import pass_names, steps_of
+from passes.recipe.recipe import OWN_STEPS, pass_names, steps_of
 from passes.step import UNDESCRIBED, CompositeStep, PassResult, flatten
 from passes.weights.detached import DetachedModel, open_model
 from passes.weights.sessions import Session

@@ -21,7 +21,7 @@ from passes.external.onnxsim import OnnxSim
 from passes.graph.formatting import graph_text
 from passes.proof.draws import draw_array
 from passes.proof.numbers import compare
-from passes.recipe.own_steps import OWN_STEPS
+from passes.recipe.recipe import OWN_STEPS
 from passes.weights.detached import attach, open_model
 
 FILES = sorted(GALLERY.glob("*.onnxtxt"))

@@ -11,8 +11,16 @@ import pytest
 
 import passes
 from passes.catalog.listing import example_of, read_example
-from passes.external.onnxoptimizer import COMPARING, PassOutput, optimize
-from passes.external.onnxoptimizer_patterns import LOOKS_FOR, UNREAD_NODE, UNREAD_TENSOR, find_links, may_change
+from passes.external.onnxoptimizer import (
+    COMPARING,
+    LOOKS_FOR,
+    UNREAD_NODE,
+    UNREAD_TENSOR,
+    PassOutput,
+    find_links,
+    may_change,
+    optimize,
+)
 from passes.external.through_files import number_nodes
 from passes.graph.traversal import every_node
 from tests.support.onnx_models import attention, model_of

@@ -11,9 +11,9 @@ import pytest
 from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.external.onnxoptimizer import OnnxOptimizerPass
-from passes.guard.call_log import Returned
+from passes.guard.call_log import GuardedCall, Returned
 from passes.guard.calls.base import CallPlan, InterceptedCall, Skips
-from passes.guard.enforce import GuardOutcome, RefusedByOptimizer, enforce
+from passes.guard.enforce import Enforced, RefusedByOptimizer, enforce
 from passes.guard.settings import CombinedPolicy, Settings
 from passes.step import PassResult, Step
 from passes.weights.detached import DetachedModel
@@ -72,34 +72,39 @@ def drops_a_dead_end(model: DetachedModel, context: PassContext) -> DetachedMode
     return OnnxOptimizerPass("eliminate_deadend").apply(model.with_proto(proto), context).model
 
 
-def enforced(guarded: Work, alone: Work, context: PassContext, *, compare: bool = True) -> GuardOutcome:
-    return enforce(Example(guarded, alone), CombinedPolicy((Settings(keep=("qkv",), compare=compare),)), context)
+def enforced(guarded: Work, alone: Work, context: PassContext, *, compare: bool = True) -> Enforced:
+    policy = CombinedPolicy((Settings(keep=("qkv",), compare=compare),))
+    return enforce(Example(guarded, alone), policy, context, CALL)
+
+
+CALL = GuardedCall("optimize", "script.py", 1, "main", 1, "MainThread", "", Returned.NOT_JUDGED)
 
 
 def test_a_crash_costs_the_call(context: PassContext) -> None:
-    outcome = enforced(dies, dies, context)
-    assert outcome.reverted.keys() == {"the call"}
-    assert "SIGABRT" in outcome.reverted["the call"]
-    assert outcome.unguarded is not None and outcome.unguarded.fault.startswith("crashed: ")
-    assert outcome.model.proto.graph.node == attention().graph.node
+    model, record = enforced(dies, dies, context)
+    assert record.reverted is not None and record.reverted.keys() == {"the call"}
+    assert "SIGABRT" in record.reverted["the call"]
+    assert record.compared and record.unguarded_fault.startswith("crashed: ")
+    assert model.proto.graph.node == attention().graph.node
 
 
 @pytest.mark.parametrize("compare", [True, False])
 def test_a_sound_result_of_the_optimizer_alone_is_better_than_none(compare: bool, context: PassContext) -> None:
-    outcome = enforced(refuses, drops_a_dead_end, context, compare=compare)
-    assert (outcome.returned, outcome.proven, outcome.kept) == (Returned.UNGUARDED, True, {"qkv": 1})
-    assert outcome.notes == ("the guarded run did not work: the call: ValueError: no",)
+    _, record = enforced(refuses, drops_a_dead_end, context, compare=compare)
+    assert (record.returned, record.proof, record.kept) == (Returned.UNGUARDED, "numbers", {"qkv": 1})
+    assert record.notes == ("the guarded run did not work: the call: ValueError: no",)
 
 
 def test_one_that_has_lost_something_is_not(context: PassContext) -> None:
-    outcome = enforced(refuses, merges, context)
-    assert (outcome.returned, outcome.kept) == (Returned.AS_GIVEN, {"qkv": 1})
-    assert outcome.model.proto.graph.node == attention().graph.node
+    model, record = enforced(refuses, merges, context)
+    assert (record.returned, record.kept) == (Returned.AS_GIVEN, {"qkv": 1})
+    assert model.proto.graph.node == attention().graph.node
 
 
 def test_nor_is_one_that_skips_nothing_where_something_is_to_be_skipped(context: PassContext) -> None:
     policy = CombinedPolicy((Settings(skip=("fuse_pad_into_conv",)),))
-    assert enforce(Example(refuses, drops_a_dead_end), policy, context).returned is Returned.AS_GIVEN
+    _, record = enforce(Example(refuses, drops_a_dead_end), policy, context, CALL)
+    assert record.returned is Returned.AS_GIVEN
 
 
 def test_what_fails_both_ways_is_the_optimizers_to_tell(context: PassContext) -> None:
@@ -108,7 +113,7 @@ def test_what_fails_both_ways_is_the_optimizers_to_tell(context: PassContext) ->
 
 
 def test_pins_keep_what_the_same_call_would_merge(context: PassContext) -> None:
-    outcome = enforced(merges, merges, context)
-    assert (outcome.returned, outcome.proven, outcome.reverted) == (Returned.GUARDED, True, {})
-    assert outcome.unguarded is not None and len(outcome.unguarded.lost) == 1
-    assert sum(node.op_type == "MatMul" for node in outcome.model.proto.graph.node) == 6
+    model, record = enforced(merges, merges, context)
+    assert (record.returned, record.proof, record.reverted) == (Returned.GUARDED, "numbers", {})
+    assert record.compared and len(record.would_have_lost) == 1
+    assert sum(node.op_type == "MatMul" for node in model.proto.graph.node) == 6

@@ -11,8 +11,7 @@ from passes.context import PassContext
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxsim import OnnxSim
 from passes.policy.policy import DESTROYS
-from passes.recipe.own_steps import OWN_STEPS
-from passes.recipe.recipe import LIBRARIES
+from passes.recipe.recipe import LIBRARIES, OWN_STEPS
 from passes.structures import structure_of
 from tests.support.onnx_models import attention, detached, model_of
 from tests.support.structure_models import drawn, found

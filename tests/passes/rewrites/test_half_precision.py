@@ -8,7 +8,7 @@ import pytest
 
 from passes.context import PassContext
 from passes.errors import PolicyError
-from passes.proof.half_range import ValueRange
+from passes.proof.precision import ValueRange
 from passes.run.result import PassRun
 from passes.tools import to_bf16, to_fp16
 from tests.support.onnx_models import biased_attention, matrix, model_of

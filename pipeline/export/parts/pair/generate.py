@@ -13,7 +13,7 @@ from typing import Any, Final, NotRequired, TypedDict
 import torch
 from torch import Tensor, nn
 
-from passes.tables import Table, TableResult
+from passes.visible import Table, TableResult
 from passes.weights.files import replace_when_done
 from pipeline.errors import UsageError
 from pipeline.export.parts.pair.masked import Prefill, causal_mask

@@ -12,7 +12,7 @@ import passes
 from passes.catalog.listing import rows_of
 from passes.context import PassContext
 from passes.errors import PolicyError
-from passes.external.aimet_rotations import Rotate, name_after_modules
+from passes.external.preparation import Rotate, name_after_modules
 from tests.support.onnx_models import detached, matrix, model_of
 from tests.support.onnx_text import arrays_of
 
