@@ -128,7 +128,7 @@ def optimize(
         if not all(step.makes_reference for step in flatten(steps)):
             used = [step for step in flatten(steps) if not policy.skips(step.name)]
             context.worker.begin(import_libraries, functions=tuple(dict.fromkeys(step.import_library for step in used)))
-        stored = _read_source(model, context, proof)
+        stored = read_source(model, context, unread=True if proof == STRUCTURE else None)
         if stored.has_layers():
             _refuse_on_layers(steps, encodings)
         check_names(flatten(steps), policy, context)
@@ -321,14 +321,24 @@ def _check_values(feeds: Sequence[object], sizes: Sequence[object], timeout_s: o
     check_limits(timeout_s, memory_gib)
 
 
-def _read_source(
-    model: onnx.ModelProto | str | Path | DetachedModel, context: PassContext, proof: str
+def read_source(
+    model: onnx.ModelProto | str | Path | DetachedModel, context: PassContext, *, unread: bool | None = None
 ) -> DetachedModel:
+    """The model that a run begins with; large weights of a message go to a file of the context.
+
+    Args:
+        model: left as it is.
+        context: its folder has the file.
+        unread: whether weights of a file stay unread; see `passes.weights.detached.read_model`.
+
+    Raises:
+        ModelError: it is no model, or cannot be read.
+    """
     if isinstance(model, DetachedModel):
         return model
     if isinstance(model, onnx.ModelProto):
         return detached_copy(model, context.spill)
-    return read_model(to_path(model), unread=True if proof == STRUCTURE else None)
+    return read_model(to_path(model), unread=unread)
 
 
 def _choose_prover(

@@ -95,13 +95,9 @@ def missing_steps(context: PassContext) -> Mapping[str, str]:
 def with_inner(targets: Sequence[AuditTarget], context: PassContext) -> tuple[AuditTarget, ...]:
     """Fill in the inner passes of whole steps. Asking a library takes seconds, so choose `targets` before."""
     return tuple(
-        replace(target, inner=_inner(target, context)) if target.name in OWN_STEPS else target for target in targets
+        replace(target, inner=OWN_STEPS[target.name]().inner(context)) if target.name in OWN_STEPS else target
+        for target in targets
     )
-
-
-def _inner(target: AuditTarget, context: PassContext) -> tuple[str, ...]:
-    step = OWN_STEPS[target.name]()
-    return step.inner(context)
 
 
 def _target(row: CatalogEntry, rows: Sequence[CatalogEntry], singles: Collection[str]) -> AuditTarget:
@@ -137,20 +133,24 @@ class PassAttempt:
 def attempts(model: bytes, targets: Sequence[Mapping[str, Any]], start: int) -> Generator[PassAttempt]:
     """Try `targets`, beginning with number `start`. A pass that leaves what the model computes is not called again."""
     source = onnx.load_from_string(model)
-    digests = _Digests()
-    digest = digests.of(model)
+    known: dict[bytes, str] = {}
+
+    def digest_of(result: bytes) -> str:  # most passes make the same model
+        key = hashlib.blake2b(result).digest()
+        return known.get(key) or known.setdefault(key, _digest(result))
+
     for index, data in enumerate(targets):
         if index < start:
             continue
         step = AuditTarget(**data).make_step()
         first = _attempt(step, source, index)
-        changed = not first.raised and digests.of(first.model) != digest
+        changed = not first.raised and digest_of(first.model) != digest_of(model)
         small = len(first.model) <= LARGEST
         shipped = first.model if small else b""
         yield PassAttempt(index, first.raised, shipped, changed, len(first.model), followed=changed and small)
         if changed and small:
             second = _attempt(step, onnx.load_from_string(first.model), index)
-            same = not second.raised and digests.of(second.model) == digests.of(first.model)
+            same = not second.raised and digest_of(second.model) == digest_of(first.model)
             yield PassAttempt(index, second.raised, changed=not same, again=True)
 
 
@@ -166,22 +166,9 @@ def _attempt(step: Step, source: onnx.ModelProto, index: int) -> PassAttempt:
         return PassAttempt(index, raised=message_of(error))
 
 
-@dataclass(frozen=True, slots=True)
-class _Digests:
-    """Canonical digests, cached by the bytes of a model: most passes produce the same result."""
-
-    known: dict[bytes, str] = field(default_factory=dict)
-
-    def of(self, model: bytes) -> str:
-        key = hashlib.blake2b(model).digest()
-        if key not in self.known:
-            self.known[key] = _digest(onnx.load_from_string(model))
-        return self.known[key]
-
-
-def _digest(model: onnx.ModelProto) -> str:
+def _digest(model: bytes) -> str:
     try:
-        return canonical_digest(DetachedModel(model, {}))
+        return canonical_digest(DetachedModel(onnx.load_from_string(model), {}))
     except Exception as error:  # a result that cannot be read counts as changed
         return f"unreadable: {type(error).__name__}"
 

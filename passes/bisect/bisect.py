@@ -20,16 +20,15 @@ from passes.diff import compare_matched, match_models
 from passes.diff.types import label_of
 from passes.errors import UsageError, check_arguments, is_number
 from passes.graph.index import copy_of
-from passes.load import to_path
 from passes.model.analysis import what_is_invalid
+from passes.optimize import read_source
 from passes.policy.policy import Policy, check_lists
 from passes.recipe import DEFAULT_RECIPE
 from passes.recipe.recipe import RecipeItem, pass_names, steps_of
 from passes.run.apply_step import with_skips
 from passes.step import Repeat, Step
 from passes.visible import write_to_stderr
-from passes.weights.detached import DetachedModel, read_model
-from passes.weights.sharing import detached_copy
+from passes.weights.detached import DetachedModel
 
 BUDGET_S: Final = 60.0
 """Seconds to spend on making the model smaller."""
@@ -91,7 +90,7 @@ def bisect(
     if sum(wish is not None for wish in (fault, lost, error)) > 1:
         raise UsageError("bisect looks for one fault at a time; give one of fault, lost and error")
     with nullcontext(context) if context else open_context(timeout_s, memory_gib) as context, context.turn:
-        source = _read(model, context)
+        source = read_source(model, context)
         source = source.without_functions() if source.has_layers() else source
         steps = [
             step
@@ -112,14 +111,6 @@ def _check_arguments(fault: object, context: object, budget_s: object, progress:
         ("progress", progress, progress is None or isinstance(progress, bool), "True, False or None"),
         ("observer", observer, callable(observer), "a function"),
     )
-
-
-def _read(model: object, context: PassContext) -> DetachedModel:
-    if isinstance(model, DetachedModel):
-        return model
-    if isinstance(model, onnx.ModelProto):
-        return detached_copy(model, context.spill)
-    return read_model(to_path(model))
 
 
 def _fault(lost: str | None, error: float | None, source: DetachedModel, context: PassContext) -> Fault:

@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import onnx
+
 from passes.errors import PolicyError, StepFailed
 from passes.step import Description
 from passes.suggest import nearest
@@ -118,6 +120,13 @@ def refuse_failing(context: PassContext, function: Callable[..., None], step: st
     except StepFailed as failure:
         reason = " ".join(str(failure).split())
         raise PolicyError(f"{step} does not take these options ({format_options(options)}): {reason}") from failure
+
+
+def trivial_model() -> onnx.ModelProto:
+    """A model in which no library has anything to do."""
+    return onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[1] x) => (float[1] y) {y = Neg(x)}'
+    )
 
 
 def format_options(options: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ import onnx
 from passes.context import PassContext
 from passes.custom_ops.declarations import add_libraries
 from passes.errors import PolicyError
-from passes.external.installed import TABLES, ask, read_groups, read_table, refuse_unknown, texts
+from passes.external.installed import TABLES, ask, read_groups, read_table, refuse_unknown, texts, trivial_model
 from passes.external.through_files import give_back_inputs, through_files, write
 from passes.graph.traversal import every_node
 from passes.step import CompositeStep, Description, PassResult, values
@@ -153,13 +153,10 @@ def load_in_session(model: bytes | str, settings: Any, disabled: Sequence[str]) 
 
 def _find_logged_transformers(level: str, disabled: Sequence[str]) -> list[str]:
     """The graph transformers that a session at `level` names in its log, each once."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 18]> g (float[1] x) => (float[1] y) {y = Neg(x)}'
-    )
     settings = open_settings(level)
     settings.log_severity_level = INFO
     with _capture_stderr() as log:
-        load_in_session(model.SerializeToString(), settings, disabled)
+        load_in_session(trivial_model().SerializeToString(), settings, disabled)
     return list(dict.fromkeys(re.findall(r"GraphTransformer (\w+) modified", log[0])))
 
 
@@ -244,9 +241,7 @@ class OnnxRuntimeFusions(CompositeStep):
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> OnnxRuntimeFusions:
         """From a recipe, where the flags stand next to the other options."""
-        own = {
-            name: options[name] for name in ("model_type", "num_heads", "hidden_size", "opt_level") if name in options
-        }
+        own = {name: options[name] for name in OWN_OPTIONS if name in options}
         return cls(**own, flags={name: value for name, value in options.items() if name not in own})
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:

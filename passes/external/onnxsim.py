@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import importlib.machinery
-import importlib.util
 import inspect
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -26,6 +23,8 @@ from passes.external.installed import (
     refuse_older,
     refuse_wrong_shapes,
     refuse_wrong_values,
+    texts,
+    trivial_model,
 )
 from passes.external.onnxsim_detached import ROUNDS, call_simplify, import_onnxsim, simplify_detached
 from passes.external.through_files import through_files
@@ -65,15 +64,6 @@ MOST_FOLDED: Final = "64MB"
 and by default onnxsim makes 1.5 GB of a few bytes first."""
 
 NATIVE: Final = "onnxsim.onnxsim_cpp2py_export"
-
-NATIVE_ARGUMENTS: Final = (
-    "target_opset_version",
-    "rewriter",
-    "overwrite_input_shapes",
-    "unused_output",
-    "extra_optimizers",
-)
-"""What the extension module's simplify has to be given, if only None."""
 
 OWN_ARGUMENTS: Final[Mapping[str, str]] = {
     "model": "a step gets the model from the step before",
@@ -174,8 +164,8 @@ class OnnxSim(CompositeStep):
         return replace(self, options={**self.options, "extra_optimizers": [name]})
 
     def known_inner(self, context: PassContext) -> tuple[str, ...]:
-        refuse_older("onnxsim", OLDEST)
-        return (*ask(context, every_pass, self.name), *STAGES)
+        known = _facts(context)
+        return (*known["passes"], *known["extra"], *STAGES)
 
     def check(self, context: PassContext) -> None:
         """Refuse options that this release's simplify does not take, and names of passes that it does not have.
@@ -207,9 +197,7 @@ class OnnxSim(CompositeStep):
 
     def _check_pass_names(self, option: str, known: Sequence[str]) -> Sequence[str]:
         """The passes that `option` names, all of them known. Raises PolicyError as `check` does."""
-        names = self.options.get(option, [])
-        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-            raise PolicyError(f"onnxsim: {option} is {names!r}; expected a list of names of passes")
+        names = texts(self.options, option, self.name)
         for name in names:
             if name not in known:
                 raise PolicyError(f"onnxsim has no pass named {name!r}{nearest(name, known)}")
@@ -218,42 +206,12 @@ class OnnxSim(CompositeStep):
 
 def try_options(options: dict[str, Any]) -> None:
     """In the worker: simplify a model in which there is nothing to do; what onnxsim raises is passed on."""
-    call_simplify(onnx.load_from_string(_trivial_model()), options)
+    call_simplify(trivial_model(), options)
 
 
 def _facts(context: PassContext) -> dict[str, list[str]]:
     refuse_older("onnxsim", OLDEST)
     return ask(context, facts, "onnxsim")
-
-
-def every_pass() -> list[str]:
-    """In the worker: every pass of the installed release, also its optional passes.
-
-    Only the extension module of onnxsim is loaded, which takes milliseconds instead of 0.4 s.
-    """
-    if NATIVE not in sys.modules:
-        package = importlib.machinery.PathFinder.find_spec("onnxsim")
-        folders = package.submodule_search_locations if package else None
-        spec = importlib.machinery.PathFinder.find_spec(NATIVE, folders)
-        if spec is None or spec.loader is None:
-            raise ImportError(f"there is no {NATIVE}")
-        sys.modules[NATIVE] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[NATIVE])
-    native = sys.modules[NATIVE]
-    arguments = dict.fromkeys(NATIVE_ARGUMENTS)
-    try:  # the first call registers some of them
-        native.simplify(
-            native.ModelExecutor(), _trivial_model(), None, False, False, tensor_size_threshold=0, **arguments
-        )
-    except TypeError:  # a release whose extension module takes other arguments
-        return [*facts()["passes"], *facts()["extra"]]
-    return [*native._list_optimizers(), *native._list_other_optimizers()]
-
-
-def _trivial_model() -> bytes:
-    """A model in which there is nothing to simplify."""
-    text = '<ir_version: 8, opset_import: ["": 18]> g (float[1] x) => (float[1] y) {y = Neg(x)}'
-    return onnx.parser.parse_model(text).SerializeToString()
 
 
 @cache
@@ -266,7 +224,7 @@ def facts() -> dict[str, list[str]]:
     onnxsim = import_onnxsim()
     native = importlib.import_module(NATIVE)
 
-    onnxsim.simplify(onnx.load_from_string(_trivial_model()))
+    onnxsim.simplify(trivial_model())
     options = [name for name in inspect.signature(onnxsim.simplify).parameters if name not in OWN_ARGUMENTS]
     others = native._list_other_optimizers()
     known = [*native._list_optimizers(), *(name for name in others if name in RUN_UNLISTED)]

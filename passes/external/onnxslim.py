@@ -20,6 +20,7 @@ from passes.external.installed import (
     refuse_wrong_values,
     require,
     texts,
+    trivial_model,
 )
 from passes.external.through_files import give_back_inputs, through_files, write
 from passes.step import CompositeStep, Description, PassResult, values
@@ -144,8 +145,7 @@ def hints() -> dict[str, Any]:
 
 def try_options(options: dict[str, Any]) -> None:
     """In the worker: slim a model in which there is nothing to do; what onnxslim raises is passed on."""
-    text = '<ir_version: 8, opset_import: ["": 18]> g (float[1] x) => (float[1] y) {y = Neg(x)}'
-    call_slim(onnx.parser.parse_model(text), {**options, "left_out": []})
+    call_slim(trivial_model(), {**options, "left_out": []})
 
 
 def slim(source: str, target: str, options: dict[str, Any]) -> None:

@@ -31,6 +31,13 @@ from passes.worker.platforms import crowding, memory_limit
 FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16)
 """The types of tensors that can be quantized."""
 
+INTEGERS: Final = frozenset(
+    {
+        *(TensorProto.BOOL, TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
+        *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
+    }
+)
+
 EVERY_FLOAT: Final = (*FLOATS, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 """`FLOATS`, and the float types that no quantizer takes."""
 

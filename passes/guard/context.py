@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import tempfile
 from collections import Counter
@@ -15,11 +16,11 @@ from passes.errors import PolicyError, check_type
 from passes.guard import registry
 from passes.guard.call_log import GuardedCall, read_calls, read_warnings, say, warn
 from passes.guard.settings import Settings
-from passes.guard.startup.escapes import running_pythons
+from passes.guard.startup.escapes import HELPER, is_python
 from passes.guard.startup.hooks import OUR_PROGRAM
 from passes.policy.policy import check_lists
 from passes.suggest import plural
-from passes.worker.platforms import check_limits
+from passes.worker.platforms import check_limits, children_of
 
 
 @dataclass(slots=True)
@@ -126,6 +127,26 @@ class Guard:
         if not self._log_file:
             entered.log.close()
         shutil.rmtree(entered.folder, ignore_errors=True)
+
+
+def running_pythons(ours: bytes) -> list[str]:
+    """The commands of the Pythons that run below this process, without workers of onnxline, whose program is `ours`."""
+    found: list[str] = []
+    waiting = [os.getpid()]
+    while waiting:
+        for child in children_of(waiting.pop()):
+            process = Path("/proc", str(child))
+            try:
+                words = os.fsdecode((process / "cmdline").read_bytes()).rstrip("\0").split("\0")
+                program = str((process / "exe").readlink()).removesuffix(" (deleted)")
+            except OSError:  # it has ended, or is another user's
+                continue
+            if os.fsdecode(ours) in words[1:2]:
+                continue
+            waiting.append(child)
+            if is_python(program) and not any(HELPER in word for word in words):
+                found.append(shlex.join(words))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from passes.catalog import catalog
 from passes.context import open_context
@@ -94,20 +93,6 @@ class CombinedPolicy:
         return self.guards[-1].memory_gib
 
 
-def to_text(guards: Sequence[Settings]) -> str:
-    """Guards as JSON, for the environment of a child process."""
-    return json.dumps([asdict(settings) for settings in guards])
-
-
-def from_text(text: str) -> tuple[Settings, ...]:
-    """The guards that `to_text` has written."""
-    return tuple(_settings(entry) for entry in json.loads(text))
-
-
-def _settings(data: Mapping[str, Any]) -> Settings:
-    return Settings(**{**data, "keep": tuple(data["keep"]), "skip": tuple(data["skip"])})
-
-
 def _is_known(entry: str, names: Sequence[str]) -> bool:
     try:
         _check((entry,), names)
@@ -156,10 +141,11 @@ class BorrowedEnvironment:
 
 
 def variables_of(guards: Sequence[Settings]) -> dict[str, str]:
-    """The variables that hand `guards` to a child."""
-    return {VARIABLE: to_text(guards)}
+    """The variables that hand `guards` to a child, as JSON."""
+    return {VARIABLE: json.dumps([asdict(settings) for settings in guards])}
 
 
 def guards_in(environment: Mapping[str, str]) -> tuple[Settings, ...]:
     """The guards that the environment of a process names."""
-    return from_text(environment[VARIABLE]) if VARIABLE in environment else ()
+    written = json.loads(environment.get(VARIABLE, "[]"))
+    return tuple(Settings(**{**data, "keep": tuple(data["keep"]), "skip": tuple(data["skip"])}) for data in written)

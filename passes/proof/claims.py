@@ -18,7 +18,7 @@ import onnx
 from onnx import NodeProto, TensorProto
 
 from passes.graph.index import GraphIndex, computed_values, copy_of, extract
-from passes.graph.inference import infer_types
+from passes.graph.inference import INTEGERS, infer_types
 from passes.graph.op_facts import PRODUCTS, first_output, is_opaque
 from passes.model.canonical import CanonicalModel, ValueDigests
 from passes.proof.prover import Measurement
@@ -111,12 +111,6 @@ def _is_small(info: onnx.ValueInfoProto) -> bool:
     return math.prod(sizes) <= SMALL_ELEMENTS
 
 
-INTEGERS: Final = frozenset(
-    {
-        *(TensorProto.BOOL, TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
-        *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
-    }
-)
 FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE})
 
 

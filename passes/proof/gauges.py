@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -131,7 +131,8 @@ def _name(*parts: object) -> str:
 
 def gauges_of(model: DetachedModel) -> Gauges:
     """Find everything in `model` that gauges can measure."""
-    branches, loops, limits, facts = [], [], [], _LimitFacts(model)
+    branches, loops, limits, index = [], [], [], model.index
+    by_value = cache(lambda: values_of_inputs(model))  # few models have a limit that asks for them
     nested = sum(node.op_type in MEASURED | COMPARISONS for node in _nested_nodes(model))
     nested += sum(node.op_type in OPS for function in model.proto.functions for node in function.node)
     for node in model.index.live[::-1]:
@@ -142,13 +143,13 @@ def gauges_of(model: DetachedModel) -> Gauges:
         elif node.op_type == "Loop":
             loops.append(first_output(node))
         elif node.op_type in LIMITING:
-            limit = _limit(node, facts)
+            limit = _limit(node, index, by_value)
             if limit is not None:
                 limits.append(limit)
-    tensors = {**facts.index.initializers, **facts.index.constants}
+    tensors = {**index.initializers, **index.constants}
     single = {name for name, tensor in tensors.items() if math.prod(tensor.dims) == 1}
-    terms = find_terms(model.proto.graph, facts.constant, single)
-    nested += sum(len(find_terms(body, facts.constant | GraphIndex(body).folded)) for body in _bodies(model))
+    terms = find_terms(model.proto.graph, index.folded, single)
+    nested += sum(len(find_terms(body, index.folded | GraphIndex(body).folded)) for body in _bodies(model))
     return Gauges(tuple(find_lookups(model)), tuple(branches), tuple(loops), tuple(limits), terms, nested)
 
 
@@ -209,25 +210,9 @@ def _nested_nodes(model: DetachedModel) -> Iterator[NodeProto]:
         yield from every_node(function)
 
 
-class _LimitFacts:
-    """Facts on a model that limits depend on, computed at first use."""
-
-    def __init__(self, model: DetachedModel) -> None:
-        self._model = model
-        self.index = model.index
-
-    @cached_property
-    def constant(self) -> set[str]:
-        return self.index.folded
-
-    @cached_property
-    def by_value(self) -> set[str]:
-        return values_of_inputs(self._model)
-
-
-def _limit(node: NodeProto, facts: _LimitFacts) -> Limit | None:
+def _limit(node: NodeProto, index: GraphIndex, by_value: Callable[[], set[str]]) -> Limit | None:
     output, op = first_output(node), node.op_type
-    if output in facts.constant:
+    if output in index.folded:
         return None
     if op in KINKED:
         return Limit(output, op, node.input[0], acts_above=False)
@@ -235,28 +220,28 @@ def _limit(node: NodeProto, facts: _LimitFacts) -> Limit | None:
         of_output, low, high = BETWEEN[op]
         return Limit(output, op, output if of_output else node.input[0], low, high)
     if op == "Where":
-        return Limit(output, op, node.input[0]) if _compares(node.input[0], facts) else None
+        return Limit(output, op, node.input[0]) if _compares(node.input[0], index, by_value) else None
     if op == "Clip":
         names = {attribute.name for attribute in node.attribute}
         names.update(name for name, read in zip(("min", "max"), node.input[1:], strict=False) if read)
         return Limit(output, op, node.input[0], acts_below="min" in names, acts_above="max" in names)
     if op == "ThresholdedRelu":
         return Limit(output, op, node.input[0], attribute_of(node, "alpha", 1.0), math.inf, acts_above=False)
-    moving = [name for name in node.input if name not in facts.constant]
-    if len(node.input) != 2 or (len(moving) > 1 and not facts.by_value.issuperset(moving)):
+    moving = [name for name in node.input if name not in index.folded]
+    if len(node.input) != 2 or (len(moving) > 1 and not by_value().issuperset(moving)):
         return None
     return Limit(output, op, moving[0], acts_below=op == "Max", acts_above=op == "Min")
 
 
-def _compares(condition: str, facts: _LimitFacts) -> bool:
+def _compares(condition: str, index: GraphIndex, by_value: Callable[[], set[str]]) -> bool:
     """Whether a condition compares values (with a threshold, or with a single number), or combines such conditions."""
-    node = facts.index.producers.get(condition)
+    node = index.producers.get(condition)
     if node is None:
         return False
     if node.op_type in ("And", "Or", "Not", "Xor", "Cast"):
-        return any(_compares(name, facts) for name in node.input)
+        return any(_compares(name, index, by_value) for name in node.input)
     if node.op_type in ("IsNaN", "IsInf", "Equal"):  # these also compare sizes
-        return condition in facts.by_value
+        return condition in by_value()
     return node.op_type in ("Less", "Greater", "LessOrEqual", "GreaterOrEqual")
 
 

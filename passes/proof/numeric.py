@@ -20,7 +20,6 @@ from passes.context import PassContext
 from passes.errors import ModelError, StepCrashed, StepFailed, StepTimedOut
 from passes.model.canonical import CanonicalModel, ValueDigests, canonicalize
 from passes.proof.claims import ProvenModel, make_claims, part_of, small_values
-from passes.proof.client import ProofClient
 from passes.proof.coverage import Coverage, coverage_of
 from passes.proof.draws import BROUGHT_DOWN, DrawPlan, Trait
 from passes.proof.exported_run import MOST_WEAK, ExportedRun
@@ -38,7 +37,7 @@ from passes.proof.prover import (
     ranges_of,
     worst_errors,
 )
-from passes.proof.server import Criteria, RunAnswer
+from passes.proof.runs import Criteria, ProofClient, RunAnswer
 from passes.proof.tables import Match, TableCheck, TablesPart, match_tables, tables_of
 from passes.proof.weak_blocks import SumTerm
 from passes.structures import Instance

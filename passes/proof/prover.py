@@ -49,8 +49,7 @@ class Measurement:
         """The errors over tolerance, or the fault in a table; empty when there is none."""
         if self.tables:
             return self.tables
-        bad = [f"{name}: {errors.why}" for name, errors in {**self.errors, **self.inner}.items() if not errors.ok]
-        return join_first(bad, 3, AND_MORE, "; ")
+        return describe_errors({**self.errors, **self.inner})
 
     @property
     def max_abs(self) -> float:
@@ -72,6 +71,12 @@ class Sensitivity:
     blind: tuple[str, ...]
     weak: tuple[str, ...] = ()
     """Blocks whose results are below the tolerance of what they are added to; their own values are compared instead."""
+
+
+def describe_errors(errors: Mapping[str, Errors]) -> str:
+    """The first few values that are over tolerance; empty for none."""
+    bad = [f"{name}: {found.why}" for name, found in errors.items() if not found.ok]
+    return join_first(bad, 3, AND_MORE, "; ")
 
 
 def worst_errors(draws: Sequence[Mapping[str, Errors]]) -> dict[str, Errors]:

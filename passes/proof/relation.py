@@ -22,9 +22,8 @@ from passes.proof.draws import Draw, DrawPlan
 from passes.proof.noise import FixedNoise
 from passes.proof.numbers import DRAWN, Errors, compare, least_precise
 from passes.proof.precision import Precisions, computed_types
-from passes.proof.prover import HOLDS_NAN, RANDOM, describe_failure, worst_errors
+from passes.proof.prover import HOLDS_NAN, RANDOM, describe_errors, describe_failure, worst_errors
 from passes.step import Relation
-from passes.suggest import AND_MORE, join_first
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, portable
 
@@ -47,8 +46,7 @@ class RelationProof:
     @property
     def why(self) -> str:
         """What is wrong; empty for nothing."""
-        bad = [f"{name}: {errors.why}" for name, errors in self.errors.items() if not errors.ok]
-        return join_first(bad, 3, AND_MORE, "; ")
+        return describe_errors(self.errors)
 
 
 @dataclass(slots=True)

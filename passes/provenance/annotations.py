@@ -132,7 +132,7 @@ class Descendants:
         self._nodes = nodes
         self._indices: dict[str, list[int]] = defaultdict(list)
         for index, node in enumerate(nodes):
-            for name in _source_names(node):
+            for name in _sources_of(node):
                 self._indices[name].append(index)
 
     def of(self, sources: Iterable[NodeProto]) -> list[NodeProto]:
@@ -143,9 +143,10 @@ class Descendants:
         ]
 
 
-def _source_names(node: NodeProto) -> set[str]:
+def _sources_of(node: NodeProto) -> tuple[str, ...]:
+    """The names of the source's nodes that a node is, or was made of."""
     marks = annotations_of(node)
-    return set(marks.replaced) if marks.author else {known_as(node)}
+    return tuple(dict.fromkeys(marks.replaced)) if marks.author else (known_as(node),)
 
 
 SCOPES_KEY: Final = "pkg.torch.onnx.name_scopes"
@@ -314,11 +315,6 @@ def _map_nodes(before: ModelProto, after: ModelProto) -> Names:
         for name in _sources_of(node):
             found[name][known_as(node)] = None
     return _without_unchanged((known_as(node), tuple(found.get(known_as(node), ()))) for node in before.graph.node)
-
-
-def _sources_of(node: NodeProto) -> tuple[str, ...]:
-    marks = annotations_of(node)
-    return marks.replaced if marks.author else (known_as(node),)
 
 
 def _map_values(before: ModelProto, after: ModelProto) -> Names:

@@ -15,6 +15,7 @@ from typing import Final
 from onnx import GraphProto, TensorProto
 
 from passes.graph.index import free_name, replace_all_uses_with, value_names
+from passes.graph.inference import INTEGERS
 from passes.graph.op_facts import BIAS, COMMUTATIVE, RESHAPES
 from passes.matching.flat_graph import ABSENT, TELLING, FlatGraph, NodeMatching
 from passes.matching.replacements import PRODUCTS, ReplacedNodes
@@ -36,11 +37,6 @@ PART_KEY: Final = "onnxline.part"
 
 FORMS: Final = ("reshaped", "transposed", "cast", "merged", "folded")
 """Weakest first: a weight that was transposed and then folded is folded."""
-
-INTEGERS: Final = frozenset(
-    getattr(TensorProto, name)
-    for name in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "BOOL")
-)
 
 FORM_BY_OP: Final = {
     "Identity": "",

@@ -14,7 +14,7 @@ from passes.context import PassContext
 from passes.errors import ModelError, PolicyError, StepFailed
 from passes.graph.index import copy_of
 from passes.graph.inference import declare_rank
-from passes.graph.traversal import bodies_of
+from passes.graph.traversal import every_graph
 from passes.policy.policy import Policy
 from passes.recipe.recipe import known_names, pass_names
 from passes.step import PassResult, Repeat, Step
@@ -104,15 +104,11 @@ def without_weight_readers(recipe: Sequence[Step | Repeat]) -> list[Step | Repea
     """`recipe` without the inner passes that join weights, for a model whose weights have to stay unread; each report
     row says what was left out."""
     return [
-        Repeat(tuple(map(_without_weight_readers, item.steps)), item.limit)
+        Repeat(tuple(step.without(step.joins_weights) for step in item.steps), item.limit)
         if isinstance(item, Repeat)
-        else _without_weight_readers(item)
+        else item.without(item.joins_weights)
         for item in recipe
     ]
-
-
-def _without_weight_readers(step: Step) -> Step:
-    return step.without(step.joins_weights) if step.joins_weights else step
 
 
 def apply_step(step: Step, model: DetachedModel, context: PassContext) -> PassResult:
@@ -156,14 +152,12 @@ def _refuse_unreadable(model: DetachedModel) -> None:
 
 def _texts(graph: GraphProto) -> Iterator[str | bytes]:
     """The names in a graph and in the graphs inside of it."""
-    for node in graph.node:
-        yield from (node.op_type, node.domain, node.name, *node.input, *node.output)
-        for attribute in node.attribute:
-            yield attribute.name
-            for inner in bodies_of(attribute):
-                yield from _texts(inner)
-    for named in (graph.input, graph.output, graph.value_info, graph.initializer):
-        yield from (entry.name for entry in named)
+    for inner in every_graph(graph):
+        for node in inner.node:
+            yield from (node.op_type, node.domain, node.name, *node.input, *node.output)
+            yield from (attribute.name for attribute in node.attribute)
+        for named in (inner.input, inner.output, inner.value_info, inner.initializer):
+            yield from (entry.name for entry in named)
 
 
 def keep_ir_version(before: DetachedModel, after: DetachedModel) -> None:

@@ -83,18 +83,15 @@ def smallest(
 
     part = _sweep(model, still, deadline)
     while shorten:
-        shorter = _bypass_repeatedly(part, still)
+        shorter = part
+        while (
+            next_one := next((candidate for candidate in bypass_nodes(shorter) if still(candidate)), None)
+        ) is not None:
+            shorter = next_one
         if shorter is part:
             break
         part = _sweep(shorter, still, deadline)
     return part
-
-
-def _bypass_repeatedly(model: DetachedModel, fails: Callable[[DetachedModel], bool]) -> DetachedModel:
-    """`model` without nodes in the middle of it; the very same object when none can go."""
-    while (shorter := next((candidate for candidate in bypass_nodes(model) if fails(candidate)), None)) is not None:
-        model = shorter
-    return model
 
 
 def _sweep(model: DetachedModel, fails: Callable[[DetachedModel], bool], deadline: float) -> DetachedModel:

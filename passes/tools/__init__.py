@@ -1,8 +1,7 @@
 """Everyday jobs on ONNX models: functions that run one step with its proof, split and merge models, and state facts.
 
 doors.py    a function for each job, which runs the step of its name
-parts.py    split a model into files
-merging.py  merge two models
+parts.py    split a model into files, and merge two models
 comparison.py  run two models, and compare outputs, layers and what both have
 facts.py    what a model is: operators, parameters, MACs, memory, structures
 """
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
         to_fp16,
     )
     from passes.tools.facts import ModelFacts, inspect_model
-    from passes.tools.merging import MergedModel, merge
-    from passes.tools.parts import PartedModel, split
+    from passes.tools.parts import MergedModel, PartedModel, merge, split
 
 __all__ = [
     "MergedModel",
@@ -54,8 +52,7 @@ HOMES: Final = {
         *("fix_shapes", "rename", "to_bf16", "to_fp16"),
     ),
     "facts": ("ModelFacts", "inspect_model"),
-    "merging": ("MergedModel", "merge"),
-    "parts": ("PartedModel", "split"),
+    "parts": ("MergedModel", "PartedModel", "merge", "split"),
 }
 """Module → its public names; it is loaded when one of them is first used, so that a fact costs no proof."""
 

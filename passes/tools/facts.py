@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import onnx
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto
 
 from passes.graph.formatting import format_type
 from passes.graph.index import GraphIndex, constant_of, copy_of
 from passes.graph.inference import dims_of, infer_types
 from passes.graph.op_facts import CONVOLUTIONS, ONNX_DOMAINS, attribute_of, has_body, op_name
 from passes.graph.traversal import every_graph, every_node, reads_of
+from passes.load import byte_count
 from passes.structures import STRUCTURES, structure_of
 from passes.structures.view import GraphView
 from passes.suggest import bytes_text, plural
@@ -162,8 +163,7 @@ def inspect_model(
 
 def _with_sizes(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, int]]:
     """A copy whose inputs have 1 for each open dim, and the names of these."""
-    fixed, sizes = onnx.ModelProto(), dict[str, int]()
-    fixed.CopyFrom(proto)
+    fixed, sizes = copy_of(proto), dict[str, int]()
     for info in fixed.graph.input:
         for dim in info.type.tensor_type.shape.dim:
             if not dim.HasField("dim_value"):
@@ -292,16 +292,4 @@ def _dtype(kind: int) -> str:
 
 
 def _bytes(kind: int, dims: Sequence[int]) -> int:
-    bits = BITS.get(kind)
-    size = 8 * helper.tensor_dtype_to_np_dtype(kind).itemsize if bits is None and kind else bits or 0
-    return -(-math.prod(dims) * size // 8)
-
-
-BITS: Final[Mapping[int, int]] = {
-    TensorProto.INT2: 2,
-    TensorProto.UINT2: 2,
-    TensorProto.INT4: 4,
-    TensorProto.UINT4: 4,
-    TensorProto.FLOAT4E2M1: 4,
-    TensorProto.STRING: 64,
-}
+    return byte_count(TensorProto(data_type=kind, dims=dims)) if kind else 0

@@ -1,4 +1,5 @@
-"""Split a model into files that feed each other, proven by running the whole and the chain of its parts."""
+"""Split a model into files that feed each other, and merge two models into one, with their encodings; proven by running
+the whole and the chain of its parts."""
 
 from __future__ import annotations
 
@@ -13,7 +14,6 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
-from onnx import NodeProto
 
 from passes.context import PassContext, limit_runs, open_context
 from passes.diff import match_models
@@ -26,9 +26,10 @@ from passes.graph.traversal import read_names, reads_of
 from passes.model.analysis import what_is_invalid
 from passes.proof.numbers import Errors, compare
 from passes.proof.precision import Precisions, computed_types
-from passes.proof.prover import SPACE, worst_errors
-from passes.provenance.annotations import module_path_of
+from passes.proof.prover import SPACE, describe_errors, worst_errors
+from passes.provenance.annotations import known_as, module_path_of
 from passes.rewrites.interface import cut_out
+from passes.rewrites.merge import join_models
 from passes.suggest import nearest, plural
 from passes.visible import Table, TableResult
 from passes.weights.detached import DetachedModel, open_model
@@ -164,16 +165,12 @@ def split(
     elif module is not None:
         numbers = _parts_by_module(index, module)
     else:
-        numbers = _parts_by_label(index, [str((runs_on or {}).get(_known_as(node), True)) for node in index.own])
+        numbers = _parts_by_label(index, [str((runs_on or {}).get(known_as(node), True)) for node in index.own])
     parts = _cut_parts(whole, numbers, fit_encodings(encodings or {}, whole))
     errors: Mapping[str, Errors] = {}
     if proof:
         errors = prove_chain(whole, [part.model for part in parts], {}, context)
     return PartedModel(tuple(parts), tuple(index.required_inputs), tuple(index.outputs), errors)
-
-
-def _known_as(node: NodeProto) -> str:
-    return node.name or node.output[0]
 
 
 def _parts_at(index: GraphIndex, values: Sequence[str]) -> list[int]:
@@ -197,7 +194,7 @@ def _parts_by_bytes(model: DetachedModel, most: int) -> list[int]:
         more = sum(_bytes_of(model, name) for name in new)
         if more > most:
             raise PolicyError(
-                f"split: {_known_as(node)!r} alone has {more:,} bytes of weights, and a part may have {most:,}"
+                f"split: {known_as(node)!r} alone has {more:,} bytes of weights, and a part may have {most:,}"
             )
         if size + more > most:
             part, size, seen = part + 1, 0, set()
@@ -297,9 +294,8 @@ def prove_chain(
             if blamed is failure:  # an error that is its own cause makes a walk through causes endless
                 raise
             raise blamed from failure
-    bad = [f"{name}: {found.why}" for name, found in errors.items() if not found.ok]
-    if bad:
-        raise StepFailed(f"the parts compute something else than the whole: {'; '.join(bad[:3])}")
+    if wrong := describe_errors(errors):
+        raise StepFailed(f"the parts compute something else than the whole: {wrong}")
     return errors
 
 
@@ -363,3 +359,88 @@ def measure_chain(
             {name: compare(known[name], expected[name], computed_in=computed_in.get(name)) for name in expected}
         )
     return worst_errors(measured)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MergedModel(TableResult):
+    """Two models as one, the errors of its outputs against the two one after the other, and the encodings of both."""
+
+    model: DetachedModel
+    errors: Mapping[str, Errors]
+    encodings: Mapping[str, Encoding]
+
+    def tables(self) -> Iterator[Table]:
+        index = self.model.index
+        ends = [("takes", ", ".join(index.required_inputs)), ("gives", ", ".join(index.outputs))]
+        yield Table("merged model", [("nodes", str(len(index.own))), *ends, ("encodings", str(len(self.encodings)))])
+        rows = [(name, distance_text(errors)) for name, errors in self.errors.items()]
+        yield Table("against one after the other", rows)
+
+
+def merge(
+    first: onnx.ModelProto | str | Path | DetachedModel,
+    second: onnx.ModelProto | str | Path | DetachedModel,
+    map: Mapping[str, str],
+    *,
+    encodings: tuple[Mapping[str, Encoding], Mapping[str, Encoding]] = ({}, {}),
+    proof: bool = True,
+    context: PassContext | None = None,
+) -> MergedModel:
+    """Join two models: outputs of the first become inputs of the second.
+
+    Names of the second that the first has too get `_2` after them. Outputs of the first that are not mapped stay
+    outputs.
+
+    Args:
+        first: a path, a message or a DetachedModel; it stays as it is.
+        second: the model that runs after it, in any of these forms.
+        map: output of the first → the input of the second that it feeds.
+        encodings: those of the first model and those of the second, by tensor.
+        proof: run both one after the other, and the merged model, on draws; compare the outputs.
+        context: workers and a folder that several calls share.
+
+    Returns:
+        A MergedModel: `model`, `errors` of each output, and `encodings` by the names of the merged model.
+
+    Raises:
+        PolicyError: no such output or input, or two types that do not fit; or a value has one encoding in the first
+            model and another in the second.
+        UsageError: encodings of a tensor that a model does not have.
+        ModelError: the merged model does not run, so that it cannot be proven.
+        StepFailed: the merged model computes something else, or is not valid.
+
+    Example:
+        >>> import onnxline
+        >>> merged = onnxline.merge("model.onnx", "model.onnx", {"y": "x"})
+        >>> [*merged.errors]
+        ['y_2']
+    """
+    one, two = (open_model(model).without_functions() for model in (first, second))
+    joined = join_models(one, two, map)
+    own = [fit_encodings(known, model) for known, model in zip(encodings, (one, two), strict=True)]
+    merged, renamed = joined.model, joined.renamed
+    names = {**renamed, **{new: old for old, new in map.items()}}
+    carried = _join_encodings(own[0], {names.get(name, name): encoding for name, encoding in own[1].items()})
+    if not proof:
+        return MergedModel(merged, {}, carried)
+    names = {renamed.get(new, new): new for new in (*two.index.required_inputs, *two.index.outputs)}
+    errors = prove_chain(merged, [one, two], {"map": dict(map), "names": names}, context)
+    return MergedModel(merged, errors, carried)
+
+
+def _join_encodings(first: Mapping[str, Encoding], second: Mapping[str, Encoding]) -> dict[str, Encoding]:
+    """The encodings of both models, by the names of the merged one.
+
+    Raises:
+        PolicyError: they differ at a value that one model makes and the other reads.
+    """
+    for name in first.keys() & second.keys():
+        left, right = first[name], second[name]
+        alike = (left.precision, left.axis) == (right.precision, right.axis)
+        same = all(np.array_equal(getattr(left, key), getattr(right, key)) for key in ("scale", "zero_point"))
+        if not (alike and same):
+            raise PolicyError(
+                f"merge: the first model makes {name!r} with one encoding, and the second reads it with another; "
+                "expected one of a value: calibrate both models on the same data, or leave one of the encodings out"
+            )
+    return {**second, **first}

@@ -18,7 +18,6 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import IO, Any, Final, Self, TypeVar
-from weakref import WeakSet
 
 from passes.errors import StepCrashed, StepFailed, StepTimedOut
 from passes.visible import open_standard_handles
@@ -35,7 +34,6 @@ from passes.worker.platforms import (
     kill,
     run_on,
     start_process,
-    was_killed,
 )
 from passes.worker.server import run_server
 
@@ -103,8 +101,6 @@ class Worker:
         code."""
         self._stderr: IO[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self.owners: WeakSet[Any] = WeakSet()
-        """The objects for which the process holds something, as long as they exist."""
         self.generation = 0
         """The number of processes started so far; a new process has nothing that was sent to an earlier one."""
         self._settings: Mapping[str, str] = {}
@@ -303,7 +299,7 @@ class Worker:
 
     def _stop(self) -> None:
         if self._process is not None:
-            self.was_killed = was_killed(self._process)
+            self.was_killed = self._process.poll() in KILLED
             kill(self._process)
             self._process.wait()
         for handle in (self._channel, self._lifeline, self._stderr):

@@ -78,26 +78,21 @@ class Channel:
             Garbage: the pipe holds something that is no message.
             EOFError, OSError: the other side is gone.
         """
-        mark, number, size = self._unpack(self._frame(HEADER.size))
+        mark, number, size = HEADER.unpack(self._frame(HEADER.size))
         if mark != MARK:
             raise Garbage
-        content = self._frame(size)
-        if len(content) != size:
-            raise Garbage
-        return number, content
+        return number, self._frame(size)
 
-    def _unpack(self, header: bytes) -> tuple[bytes, int, int]:
-        if len(header) != HEADER.size:
-            raise Garbage
-        return HEADER.unpack(header)
-
-    def _frame(self, most: int) -> bytes:
+    def _frame(self, size: int) -> bytes:
         try:
-            return self._pipe.recv_bytes(most)
+            frame = self._pipe.recv_bytes(size)
         except OSError as error:
-            if self._pipe.closed or not self._pipe.readable:  # as after a frame that is longer than `most`
+            if self._pipe.closed or not self._pipe.readable:  # as after a longer frame
                 raise Garbage from error
             raise
+        if len(frame) != size:
+            raise Garbage
+        return frame
 
     def poll(self, seconds: float | None = 0.0) -> bool:
         """Whether there is something to receive, or the other side is gone, within `seconds`; None: wait for it."""

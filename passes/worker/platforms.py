@@ -287,12 +287,16 @@ def kill(process: Process) -> None:
     _kill(left_session)
 
 
+def children_of(process: int) -> list[int]:
+    """The processes that `process` has started; Linux only, none elsewhere."""
+    files = Path("/proc", str(process), "task").glob("*/children")
+    return [int(child) for file in files for child in _read_text(file).split()]
+
+
 def _descendants(process: int) -> Iterator[int]:
-    """The descendants of `process`; Linux only, empty elsewhere."""
-    for file in Path("/proc", str(process), "task").glob("*/children"):
-        for child in map(int, _read_text(file).split()):
-            yield child
-            yield from _descendants(child)
+    for child in children_of(process):
+        yield child
+        yield from _descendants(child)
 
 
 def _kill(processes: Iterable[int]) -> None:
@@ -317,11 +321,6 @@ def end_descendants() -> None:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG) != (0, 0):
                 pass
-
-
-def was_killed(process: Process) -> bool:
-    """Whether somebody else has ended the process."""
-    return process.poll() in KILLED
 
 
 def connection_of(handle: int) -> connection.Connection:

@@ -153,11 +153,11 @@ def _same(value: object, default: object) -> bool:
     return value is default or (plain and value == default)
 
 
-def copy_model(model: onnx.ModelProto, instead: Callable[[], Any]) -> DetachedModel:
-    """A detached copy of a model in memory; the caller's model is not changed.
+def open_model(model: onnx.ModelProto | str, instead: Callable[[], Any] | None = None) -> DetachedModel:
+    """A detached copy of a model in memory, which is not changed, or the model in a file.
 
     Raises:
-        PassThrough: the model is broken, or its external data is not in memory.
+        PassThrough: the model is broken, cannot be read, or its external data is not in memory.
     """
     try:
         return detached.open_model(model)
@@ -175,18 +175,6 @@ def parse_model(data: bytes) -> onnx.ModelProto:
         return onnx.load_from_string(data)
     except Exception as error:  # its type depends on the protobuf release
         raise PassThrough(f"the bytes are not a model: {error}") from error
-
-
-def open_model(path: str) -> DetachedModel:
-    """Read a model from a file.
-
-    Raises:
-        PassThrough: it cannot be read.
-    """
-    try:
-        return read_model(Path(path))
-    except ModelError as mistake:
-        raise PassThrough(str(mistake)) from mistake
 
 
 def with_weights(model: DetachedModel) -> onnx.ModelProto:

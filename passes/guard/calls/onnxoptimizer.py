@@ -20,7 +20,6 @@ from passes.guard.calls.base import (
     Skips,
     Target,
     bind_arguments,
-    copy_model,
     open_model,
     parse_model,
     with_weights,
@@ -68,7 +67,7 @@ def read_optimize(original: Callable[..., Any], args: Sequence[Any], kwargs: Map
         names = default_set()
     fixed_point = bool(arguments.get("fixed_point"))
     return OnnxOptimizerCall(
-        model=copy_model(model, lambda: model),
+        model=open_model(model, lambda: model),
         names=_pass_names(names, lambda: model),
         fixed_point=fixed_point,
         returns=with_weights,
@@ -82,7 +81,7 @@ def read_bytes(
     if len(args) != 2 or kwargs or not isinstance(args[0], bytes):
         raise PassThrough("the native optimize takes the bytes of a model and a list of passes")
     content, names = args
-    model = copy_model(parse_model(content), lambda: content)
+    model = open_model(parse_model(content), lambda: content)
     return OnnxOptimizerCall(
         model=model,
         names=_pass_names(names, lambda: content),

@@ -23,7 +23,6 @@ from passes.guard.calls.base import (
     Skips,
     Target,
     bind_arguments,
-    copy_model,
     is_valid,
     known_only,
     open_model,
@@ -111,7 +110,7 @@ def read_simplify(original: Callable[..., Any], args: Sequence[Any], kwargs: Map
     if isinstance(source, str):
         model = open_model(source)
     elif isinstance(source, onnx.ModelProto) and target is None:
-        model = copy_model(source, lambda: (source, True))
+        model = open_model(source, lambda: (source, True))
     else:
         raise PassThrough(f"simplify does not take a model of type {type(source).__name__} here")
     feeds = _feeds(options)

@@ -20,7 +20,6 @@ from passes.guard.calls.base import (
     Skips,
     Target,
     bind_arguments,
-    copy_model,
     known_only,
     open_model,
     plan_without,
@@ -119,12 +118,12 @@ def read_slim(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
     if isinstance(source, str):
         model = open_model(source)
     elif isinstance(source, onnx.ModelProto):
-        model = copy_model(source, lambda: source)
+        model = open_model(source, lambda: source)
     else:
         raise PassThrough(f"slim does not take a model of type {type(source).__name__}")
     if before:
         try:
-            model = copy_model(original(with_weights(model), **_nothing(), **before), lambda: source)
+            model = open_model(original(with_weights(model), **_nothing(), **before), lambda: source)
         except Exception as error:  # the library will raise it again
             raise PassThrough(str(error)) from error
     off = tuple(options.get("skip_optimizations", ()))
@@ -173,7 +172,7 @@ def _read_core(source: Any, arguments: dict[str, Any], without: Sequence[str]) -
         "no_shape_infer": True,
     }
     slim = importlib.import_module("onnxslim").slim
-    detached = copy_model(model, lambda: model)
+    detached = open_model(model, lambda: model)
     return OnnxSlimCall(model=detached, options=options, slim=slim, off=off, in_core=True)
 
 

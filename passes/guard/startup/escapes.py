@@ -139,37 +139,3 @@ def warn(text: str, guards: str) -> None:
     # By its name: an import of the package around this file would load onnx.
     visible = importlib.import_module(f"{__name__.partition('.guard.')[0]}.visible")
     visible.write_to_stderr(f"onnxline guard: warning: {text}")
-
-
-def running_pythons(ours: bytes) -> list[str]:
-    """The commands of the Pythons that run below this process, without workers of onnxline, whose program is `ours`.
-
-    Linux only; elsewhere none is found.
-    """
-    found: list[str] = []
-    waiting = [os.getpid()]
-    while waiting:
-        for child in _children_of(waiting.pop()):
-            try:
-                with open(f"/proc/{child}/cmdline", "rb") as file:  # noqa: PTH123
-                    words = os.fsdecode(file.read()).rstrip("\0").split("\0")
-                program = os.readlink(f"/proc/{child}/exe").removesuffix(" (deleted)")  # noqa: PTH115
-            except OSError:  # it has ended, or is another user's
-                continue
-            if os.fsdecode(ours) in words[1:2]:
-                continue
-            waiting.append(child)
-            if is_python(program) and not any(HELPER in word for word in words):
-                found.append(shlex.join(words))
-    return found
-
-
-def _children_of(process: int) -> list[int]:
-    children: list[int] = []
-    try:
-        for task in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208
-            with open(f"/proc/{process}/task/{task}/children") as file:  # noqa: PTH123
-                children += map(int, file.read().split())
-    except OSError:  # it has ended
-        pass
-    return children

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from passes.guard import context
-from passes.guard.startup.escapes import running_pythons
+from passes.guard.context import running_pythons
 from passes.guard.startup.hooks import OUR_PROGRAM
 
 

@@ -9,13 +9,13 @@ import pytest
 import passes
 from passes import PolicyError
 from passes.guard.calls import TARGETS
-from passes.guard.settings import CombinedPolicy, Settings, from_text, to_text
+from passes.guard.settings import CombinedPolicy, Settings, guards_in, variables_of
 from passes.guard.startup.hooks import LIBRARIES
 
 
 def test_settings_survive_the_environment() -> None:
     guards = (Settings(("qkv?",), ("fuse_qkv",), False, False, 2.5, 0.5, True, "/a/log"), Settings())
-    assert from_text(to_text(guards)) == guards
+    assert guards_in(variables_of(guards)) == guards
 
 
 @pytest.mark.parametrize(

@@ -330,7 +330,7 @@ class KilledBefore(Worker):
 
 @pytest.mark.parametrize("purpose", ["own", "draws", "zeroed"])
 def test_a_proof_worker_that_is_killed_between_two_questions_is_asked_again(purpose: str, tmp_path: Path) -> None:
-    with Worker() as worker, KilledBefore(preload=("passes.proof.server",)) as proofs:
+    with Worker() as worker, KilledBefore(preload=("passes.proof.runs",)) as proofs:
         proofs.start()
         proofs.purpose = purpose
         run = passes.optimize(
