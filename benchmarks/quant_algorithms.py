@@ -1,10 +1,10 @@
-"""Weights of 4 bits to the nearest and by GPTQ, with activations in float and in 16 bits, on two language models.
+"""Weights of 4 bits to the nearest, by GPTQ and by distillation, on two language models.
 
     python -m benchmarks.quant_algorithms [--folder DIR] [--steps 700]
 
-The Llama is that of the case study, whose weights are random: judged by its logits over prompts and steps of decoding
-that no step has seen. A GPT of four layers is trained by `onnxline train` on nine tenths of the pages of docs/, and
-judged by its perplexity on the rest.
+Activations are in float, and in 16 bits. The Llama is that of the case study, whose weights are random: judged by its
+logits over prompts and steps of decoding that no step has seen. A GPT of four layers is trained by `onnxline train` on
+nine tenths of the pages of docs/, and judged by its perplexity on the rest.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from pipeline.quantsim.optimize import Chosen, Optimization, select_weights
 from pipeline.quantsim.optimizers import optimizers_of
 from pipeline.quantsim.placement import PlacementRule, place
 from pipeline.quantsim.qdq import insert_qdq
+from pipeline.quantsim.simulation import compare_outputs
 from pipeline.run import Pipeline
 
 PAGES: Final = Path(__file__).resolve().parents[1] / "docs"
@@ -44,10 +45,12 @@ FIRST, LAST = " ", "~"
 
 LAYERS: Final = 4
 
-FITTED, HELD, JUDGED = 12, 4, 24
-"""Batches of text or prompts that a step sees, those that it is judged on, and those of the table."""
+FITTED, PROMPTS, HELD, JUDGED = 12, 128, 4, 24
+"""Batches of text or prompts that a step sees, batches or prompts that it is judged on, and those of the table."""
 
-FORMATS: Final = ("int4/channel", "int4/block32")
+FORMATS: Final = ("int4/channel", "int4/block32", "uint4/block32")
+
+GPTQ: Final = {"gptq": {"act_order": True}}
 
 
 def read_pages() -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,6 +98,7 @@ class Subject:
     """A model, with the samples that a step sees, those that it is judged on, and those of the table.
 
     rate: outputs of the float model and of the quantized one, on the samples of the table → what the table says.
+    iterations: of distillation.
     """
 
     name: str
@@ -103,6 +107,7 @@ class Subject:
     held: Sequence[Feeds]
     judged: Sequence[Feeds]
     rate: Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], str]
+    iterations: int
 
 
 def train_gpt(folder: Path, steps: int) -> Subject:
@@ -126,7 +131,7 @@ def train_gpt(folder: Path, steps: int) -> Subject:
 
     samples = [{"text": text.numpy()} for text, _ in (*pieces, *judged)]
     parts = samples[:FITTED], samples[FITTED : FITTED + HELD], samples[FITTED + HELD :]
-    return Subject(f"GPT of {LAYERS} layers", read_model(path), *parts, rate)
+    return Subject(f"GPT of {LAYERS} layers", read_model(path), *parts, rate, 200)
 
 
 def _perplexity(outputs: Sequence[np.ndarray], following: Sequence[np.ndarray]) -> float:
@@ -147,24 +152,37 @@ def _ratio(expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> str:
 
 def load_llama() -> Subject:
     path = Pipeline(RunConfig.from_yaml(llama.CONFIG, ["export.opset=21"]), llama.FLOAT.parent).run().model
-    samples, calls = list(llama.calibrate_both(FITTED + HELD + JUDGED)), llama.STEPS + 1
-    fitted, held = FITTED * calls, (FITTED + HELD) * calls
+    samples, calls = list(llama.calibrate_both(PROMPTS + HELD + JUDGED)), llama.STEPS + 1
+    fitted, held = PROMPTS * calls, (PROMPTS + HELD) * calls
     parts = samples[:fitted], samples[fitted:held], samples[held:]
-    return Subject("Llama of the case study", read_model(path), *parts, _ratio)
+    return Subject("Llama of the case study", read_model(path), *parts, _ratio, 1500)
 
 
-def quantize(subject: Subject, weights: str, activations: str, steps: Sequence[str]) -> DetachedModel:
+def round_weights(subject: Subject, weights: str, steps: Sequence[object]) -> Chosen:
+    model = subject.model
+    placement = place(model, [PlacementRule("op:*", parse_precision(weights), "float")])
+    output = model.proto.graph.output[0].name
+
+    def rate(chosen: Chosen) -> float:
+        quantized = insert_qdq(chosen.tune(model), encode(placement, {}, model, chosen.encodings))
+        return compare_outputs(model, quantized, subject.held)[output].sqnr_db
+
+    encodings = select_weights(placement, encode(placement, {}, model))
+    with tempfile.TemporaryDirectory() as folder:
+        optimization = Optimization(model, placement, encodings, lambda: subject.held, rate, Path(folder))
+        return optimization.run(optimizers_of(steps), subject.seen)[0]
+
+
+def quantize(subject: Subject, weights: str, activations: str, chosen: Chosen) -> DetachedModel:
     model, is_float = subject.model, activations == "float"
     rule = PlacementRule("op:*", parse_precision(weights), "float" if is_float else parse_precision(activations))
     placement = place(model, [rule])
-    ranges = {} if is_float else calibrate(model, placement, subject.seen)
-    chosen = Chosen()
-    if steps:
-        encodings = select_weights(placement, encode(placement, ranges, model))
-        with tempfile.TemporaryDirectory() as folder:
-            optimization = Optimization(model, placement, encodings, lambda: subject.held, lambda _: 0.0, Path(folder))
-            chosen, _ = optimization.run(optimizers_of(steps), subject.seen)
+    ranges = {} if is_float else calibrate(model, placement, subject.seen[:RANGED])
     return insert_qdq(chosen.tune(model), encode(placement, ranges, model, chosen.encodings))
+
+
+RANGED: Final = 204
+"""Samples that the ranges of activations are measured on, at most."""
 
 
 def main() -> None:
@@ -179,14 +197,15 @@ def main() -> None:
         output = subject.model.proto.graph.output[0].name
         session = Session.of(subject.model)
         expected = [session.run(sample)[output] for sample in subject.judged]
-        for activations in ("float", "uint16"):
-            for weights in FORMATS:
-                for steps in ((), ("gptq",)):
-                    begun = time.perf_counter()
-                    session = Session.of(quantize(subject, weights, activations, steps))
+        for weights in FORMATS:
+            for steps in ((), ("gptq",), (GPTQ,), (GPTQ, {"distill": {"iterations": subject.iterations}})):
+                begun = time.perf_counter()
+                rounded = round_weights(subject, weights, steps) if steps else Chosen()
+                seconds = time.perf_counter() - begun
+                for activations in ("float", "uint16"):
+                    session = Session.of(quantize(subject, weights, activations, rounded))
                     found = [session.run(sample)[output] for sample in subject.judged]
-                    seconds = time.perf_counter() - begun
-                    row = activations, f"`{weights}`", ", ".join(steps) or "to the nearest"
+                    row = activations, f"`{weights}`", ", ".join(map(str, steps)) or "to the nearest"
                     said = subject.rate(expected, found)
                     print(f"| {subject.name} | {' | '.join(row)} | {said} | {seconds:.0f} |", flush=True)
 

@@ -3,7 +3,7 @@
 So a crash of the library ends no simulation, and AIMET or NNCF may be in an environment of their own. This file imports
 nothing of onnxline. FOLDER holds `job.json` (step, options, seed, weights), `model.onnx`, `scales.npz` and `samples/`,
 a .npz file each; the result is `found.npz` and `found.json` there. Weights are known by their index in the job:
-`0/scale` and `0/zero_point` have the shape of the scales given, `0/numbers` that of the weight;
+`0/scale` and `0/zero_point` have the shape of those given, `0/numbers` that of the weight;
 biases have `0/shift`, a number for each channel.
 """
 
@@ -53,36 +53,59 @@ def run_gptq(job: Job, folder: Path) -> tuple[Arrays, Left]:
             if hessian.shape != (weight["summed_size"],) * 2:
                 left[weight["tensor"]] = f"its data has {hessian.shape[0]} channels, not {weight['summed_size']}"
                 continue
-            array, scale = stored[weight["tensor"]], scales[str(weight["index"])]
-            found[f"{weight['index']}/numbers"] = round_by_gptq(weight, array, scale, hessian, job["options"])
+            array, key = stored[weight["tensor"]], weight["index"]
+            grid = scales[f"{key}/scale"], scales[f"{key}/zero_point"]
+            found[f"{key}/numbers"] = round_by_gptq(weight, array, *grid, hessian, job["options"])
     return found, left
 
 
 def round_by_gptq(
-    weight: Weight, array: np.ndarray, scale: np.ndarray, hessian: np.ndarray, options: Mapping[str, Any]
+    weight: Weight,
+    array: np.ndarray,
+    scale: np.ndarray,
+    zero_point: np.ndarray,
+    hessian: np.ndarray,
+    options: Mapping[str, Any],
 ) -> np.ndarray:
     """The numbers of a matrix, or of some of its output channels, as int32.
 
+    A zero point is an integer, so the integers of `array + zero_point * scale` on a grid without one have the errors of
+    `array` on its own grid. That is what the library rounds.
+
     Args:
         weight: its entry in the job.
-        scale: of each channel, or of each block in the layout of the matrix.
+        scale: of each channel, or of each block in the layout of the matrix, as `zero_point` is.
         hessian: the sum of xᵀx over the rows x of its data.
     """
     from onnxsim.gptq import _gptq_quantize_columns as quantize_columns
 
-    array, scale = matrix_of(weight, array), scale.astype(np.float64)
-    scale = matrix_of(weight, scale) if weight["block"] else np.broadcast_to(scale, array.shape[:1])[:, None]
-    numbers = quantize_columns(
-        array.astype(np.float64),
+    array = matrix_of(weight, array).astype(np.float64)
+    block = weight["block"] or array.shape[1]
+
+    def spread(values: np.ndarray) -> np.ndarray:
+        return matrix_of(weight, values) if weight["block"] else np.broadcast_to(values, array.shape[:1])[:, None]
+
+    scale, zero_point = spread(scale.astype(np.float64)), spread(zero_point)
+    if zero_point.any():
+        array += np.repeat(scale * zero_point, block, axis=1)[:, : array.shape[1]]
+    order: Any = slice(None)
+    if options["act_order"]:
+        order = np.argsort(-np.diag(hessian), kind="stable")
+        array, hessian = array[:, order], hessian[np.ix_(order, order)]
+        if weight["block"]:  # the columns of a block are no neighbours now
+            scale, block = np.repeat(scale, block, axis=1)[:, order], 1
+    numbers = np.empty(array.shape, np.int32)
+    numbers[:, order] = quantize_columns(
+        array,
         scale,
-        weight["block"] or array.shape[1],
+        block,
         hessian,
         options["percdamp"],
         options["proc_block_size"],
         weight["lowest"],
         weight["highest"],
     )
-    return matrix_of(weight, numbers.astype(np.int32))
+    return matrix_of(weight, numbers)
 
 
 def matrix_of(weight: Weight, array: np.ndarray) -> np.ndarray:
@@ -225,7 +248,7 @@ def run_scale_estimation(job: Job, folder: Path) -> tuple[Arrays, Left]:
                 left[name] = "NNCF takes no such layer"
                 continue
             numbers, scale, zero = (onnx.numpy_helper.to_array(part) for part in parts)
-            shape = np.load(folder / "scales.npz")[str(key)].shape
+            shape = np.load(folder / "scales.npz")[f"{key}/scale"].shape
             found[f"{key}/scale"] = scale.astype(np.float32).reshape(shape)
             found[f"{key}/zero_point"] = zero.astype(np.int64).reshape(shape) + weight["lowest"]
             found[f"{key}/numbers"] = numbers.astype(np.int64) + weight["lowest"]
@@ -296,7 +319,7 @@ def scales_of(sim: Any, job: Job, left: Left) -> Arrays:
             left[weight["tensor"]] = "AIMET takes no such layer"
         if weight["tensor"] not in left:
             scale = quantizer._get_scale()
-            shape = scales[str(weight["index"])].shape
+            shape = scales[f"{weight['index']}/scale"].shape
             found[f"{weight['index']}/scale"] = np.ascontiguousarray(np.broadcast_to(scale, shape), np.float32)
     return found
 

@@ -149,6 +149,9 @@ def trials_of(settings: QuantSimConfig, installed: Collection[str]) -> tuple[Com
     chains += [(({name: {"add_nodes": True}},), gptq) for name in ("smooth-quant", "awq")]
     chains += [(("cross-layer-equalization",), gptq)]
     found = [Combination(weights, *chain) for chain in chains for weights in (DEFAULT_FORMAT, "int4/channel")]
+    python = pythons.get(Gptq.module)
+    by_activations = {Gptq.name: {"act_order": True, **({"python": python} if python else {})}}
+    found.append(Combination("uint4/block32", optimize=(by_activations,)))
     if ScaleEstimation.module in pythons:
         formats = ("uint4/block32", "int4/channel/asymmetric")  # it knows no symmetric ones
         found += [Combination(weights, optimize=use(ScaleEstimation)) for weights in formats]

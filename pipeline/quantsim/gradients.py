@@ -20,7 +20,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
-import onnx
 import torch
 from onnx import NodeProto
 from torch import Tensor
@@ -145,14 +144,9 @@ class Backward:
         computed_here: Collection[str] = (),
         whole: int = WHOLE,
     ) -> None:
-        graph = model.proto.graph
         self.names, self._whole = names, whole
-        floats = find_floats(model.proto, EVERY_FLOAT).keys()
-        nodes, self.reached = _find_path(graph, names.keys(), frozenset(computed_here), floats)
+        nodes, self.reached, self.outputs = find_gradient_nodes(model, names.keys(), frozenset(computed_here))
         self.computed = frozenset(name for node in nodes for name in node.output if name)
-        self.outputs = [info.name for info in graph.output if info.name in self.reached]
-        if not self.outputs:
-            raise Unsupported("no output of floats depends on a layer that is quantized")
         self.op_of = MappingProxyType({name: node.op_type for node in nodes for name in node.output})
         self._nodes = TorchNodes(nodes, model.proto.opset_import, self.computed, read_stored(model))
         self.reads = tuple(sorted({*self._nodes.reads, *(names.keys() - self.computed)}))
@@ -300,11 +294,16 @@ def _to_wide_array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32)).numpy()
 
 
-def _find_path(
-    graph: onnx.GraphProto, names: Collection[str], computed_here: frozenset[str], floats: Collection[str]
-) -> tuple[list[NodeProto], set[str]]:
+def find_gradient_nodes(
+    model: DetachedModel, names: Collection[str], computed_here: frozenset[str] = frozenset()
+) -> tuple[list[NodeProto], set[str], list[str]]:
     """The nodes between `names` and the outputs, by values that carry a gradient, with those that make the values
-    `computed_here`; and the values that depend on `names`."""
+    `computed_here`; the values that depend on `names`, and the outputs among them.
+
+    Raises:
+        Unsupported: no output of floats depends on `names`.
+    """
+    graph, floats = model.proto.graph, find_floats(model.proto, EVERY_FLOAT).keys()
     reached = set(names)
     forward: list[NodeProto] = []
     for node in graph.node:
@@ -321,7 +320,10 @@ def _find_path(
             nodes.append(node)
             wanted.update(reads_of(node))
     nodes.reverse()
-    return nodes, reached
+    outputs = [info.name for info in graph.output if info.name in reached]
+    if not outputs:
+        raise Unsupported("no output of floats depends on a layer that is quantized")
+    return nodes, reached, outputs
 
 
 def _carry_gradient(node: NodeProto, floats: Collection[str]) -> Iterator[str]:

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -28,10 +29,10 @@ from passes.suggest import plural
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel
 from passes.weights.files import save
 from passes.weights.split_run import names_computed_in_numpy
-from pipeline.errors import UsageError
+from pipeline.errors import Unsupported, UsageError
 from pipeline.quantsim.encodings import Encoding
 from pipeline.quantsim.noise import measure_noise, sqnr_db
-from pipeline.quantsim.optimizers import BiasCorrection, Optimizer
+from pipeline.quantsim.optimizers import BiasCorrection, Distill, Optimizer
 from pipeline.quantsim.placement import Placement
 from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.sensitivity import Layer, find_layers
@@ -58,7 +59,7 @@ class OptimizedStep:
     """What a step of `quantsim.optimize` did, or of `quantsim.prepare`, which rounds nothing and leaves no weight out.
 
     `outputs_db` are the least ratios of the model's outputs before and after it, or those of the chain of parts;
-    `left`: weight → why the step does not take it.
+    `left`: weight → why the step does not take it; `is_whole`: whether it chose for all weights together.
     """
 
     name: str
@@ -72,6 +73,7 @@ class OptimizedStep:
     outputs_db: tuple[float, float] | None = None
     seconds: float = 0.0
     kind: Literal["optimize", "prepare"] = "optimize"
+    is_whole: bool = False
 
     def __str__(self) -> str:
         if self.status == "failed":
@@ -79,7 +81,8 @@ class OptimizedStep:
         if self.kind == "prepare" and self.reason:
             return f"prepare {self.name}: {self.reason}"
         better = sum(layer.after_db > layer.before_db for layer in self.layers)
-        taken = better if self.kind == "prepare" else sum(layer.taken for layer in self.layers)
+        by_layer = self.kind == "optimize" and not self.is_whole
+        taken = sum(layer.taken for layer in self.layers) if by_layer else better
         parts = [f"{taken} of {plural(len(self.layers), 'layer')} better on samples that it did not see"]
         if self.left:
             name, why = next(iter(self.left.items()))
@@ -174,8 +177,9 @@ class Optimization:
                 found, row = self._run_step(step, chosen)
                 before, after = rated, self.rate(found) if row.status == "ran" else rated
                 row = replace(row, outputs_db=(before, after))
-                if self.must_not_fall and after < before:
-                    row = replace(row, status="reverted", reason="the chain is worse by it")
+                if (self.must_not_fall or step.is_whole) and after < before:
+                    what = "chain is" if self.must_not_fall else "outputs are"
+                    row = replace(row, status="reverted", reason=f"the {what} worse by it")
                 else:
                     chosen, rated = found, after
             except StepFailed as failure:
@@ -205,6 +209,9 @@ class Optimization:
         )
         if not entries:
             return Chosen(), step.module, left
+        if isinstance(step, Distill):
+            names = [entry["tensor"] for entry in entries]
+            return self._distill(step, chosen, names), f"torch {version('torch')}", left
         self._write_job(step, chosen, entries)
         found = call_library(step, self.folder)
         release = f"{found['library']} {found['version']}"
@@ -221,8 +228,23 @@ class Optimization:
         }
         before, after = (self._judge(layers, choice) for choice in (chosen, chosen.take(offered, offered.names)))
         rows, better = compare(layers, offered, before, after)
+        if step.is_whole:
+            better, rows = [*offered.names], tuple(replace(row, taken=True) for row in rows)
         status = "ran" if better else "reverted"
-        return chosen.take(offered, better), OptimizedStep(step.name, status, "", release, rows, left)
+        row = OptimizedStep(step.name, status, "", release, rows, left, is_whole=step.is_whole)
+        return chosen.take(offered, better), row
+
+    def _distill(self, step: Distill, chosen: Chosen, names: Sequence[str]) -> Chosen:
+        """All weights together, by the outputs' gradients, in this process: torch runs the model op by op."""
+        from pipeline.quantsim.distill import distill  # few runs need torch's functions
+
+        samples = sorted((self.folder / "samples").glob("*.npz"))
+        weights = {name: chosen.encodings[name] for name in names}
+        try:
+            found = distill(self.model, chosen.tune(self.model), weights, samples, step)
+        except Unsupported as error:
+            raise StepFailed(str(error)) from error
+        return Chosen(*found)
 
     def _find_biases(self) -> tuple[list[dict[str, Any]], dict[str, str]]:
         """The stored biases that one layer alone reads, and the products before them."""
@@ -246,8 +268,11 @@ class Optimization:
         if isinstance(step, BiasCorrection):
             quantized = insert_qdq(chosen.tune(self.model), chosen.encodings)
             save(quantized, self.folder / "quantized.onnx", external_from=PROTOBUF_LIMIT)
-        known = {str(weight["index"]): chosen.encodings.get(weight["tensor"]) for weight in weights}
-        scales = {index: encoding.scale for index, encoding in known.items() if encoding is not None}
+        scales: dict[str, np.ndarray] = {}
+        for weight in weights:
+            encoding = chosen.encodings.get(weight["tensor"])
+            if encoding is not None:
+                scales |= {f"{weight['index']}/{part}": getattr(encoding, part) for part in ("scale", "zero_point")}
         np.savez(self.folder / "scales.npz", **scales)  # type: ignore[arg-type]
         job = {"step": step.name, "options": asdict(step), "seed": step.seed, "weights": weights}
         (self.folder / "job.json").write_text(json.dumps(job), encoding="utf-8")

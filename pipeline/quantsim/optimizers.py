@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 from passes.recipe.recipe import check_fields
 from passes.suggest import nearest
@@ -29,10 +29,12 @@ class Optimizer:
     remedy: ClassVar[str]
     """What to do where the library is not installed."""
     takes_blocks: ClassVar[bool] = True
-    symmetric: ClassVar[bool] = True
-    """Whether it knows symmetric formats alone, or asymmetric ones of 4 bits alone."""
+    formats: ClassVar[Literal["symmetric", "asymmetric of 4 bits", "all"]] = "symmetric"
+    """The formats of integers that it knows."""
     products: ClassVar[bool] = False
     """Whether it knows products with a matrix alone."""
+    is_whole: ClassVar[bool] = False
+    """Whether it chooses for all weights together, so that all it has chosen is taken, or nothing."""
     seed: int = 0
     python: str | None = None
 
@@ -55,9 +57,11 @@ class Optimizer:
         """Why a weight stays as it is; empty where the step takes it."""
         site, precision = placed.site, placed.precision
         assert precision is not None
-        if precision.float_type or precision.scale_type or (self.symmetric and not precision.symmetric):
-            return f"{precision} is no symmetric format of integers with scales in float"
-        if not self.symmetric and (precision.symmetric or precision.bits != FOUR_BITS):
+        is_wrong = self.formats == "symmetric" and not precision.symmetric
+        if precision.float_type or precision.scale_type or is_wrong:
+            kind = "format" if self.formats == "all" else "symmetric format"
+            return f"{precision} is no {kind} of integers with scales in float"
+        if self.formats == "asymmetric of 4 bits" and (precision.symmetric or precision.bits != FOUR_BITS):
             return f"{precision} is no asymmetric format of 4 bits, such as uint4/channel"
         if site.dtype not in dtypes:
             return f"it is {site.dtype}"
@@ -78,6 +82,7 @@ class Gptq(Optimizer):
 
     Args:
         percdamp: what is added to the diagonal of the Hessian, as a part of its mean.
+        act_order: whether the columns that meet the largest activations are rounded first, and not those at the left.
         proc_block_size: columns whose errors are handed on together; it decides speed, and no number.
         sequential: with `quantsim.shard_mib`: each piece of the model reads what the rounded pieces before it give, and
             not what the float model gives there.
@@ -87,7 +92,9 @@ class Gptq(Optimizer):
     module: ClassVar[str] = "onnxsim"
     remedy: ClassVar[str] = "pip install onnxsim"
     products: ClassVar[bool] = True
+    formats = "all"
     percdamp: int | float = 0.01
+    act_order: bool = False
     proc_block_size: int = 128
     sequential: bool = False
 
@@ -131,7 +138,7 @@ class ScaleEstimation(Optimizer):
     name: ClassVar[str] = "scale-estimation"
     module: ClassVar[str] = "nncf"
     remedy: ClassVar[str] = "name an interpreter that has it: {scale-estimation: {python: PATH}}"
-    symmetric: ClassVar[bool] = False
+    formats = "asymmetric of 4 bits"
     products: ClassVar[bool] = True
 
 
@@ -144,10 +151,34 @@ class BiasCorrection(Optimizer):
     remedy: ClassVar[str] = "pip install onnxsim"
 
 
+@dataclass(frozen=True, slots=True)
+class Distill(Optimizer):
+    """Integers and scales of all weights together, by gradients of the error of the model's outputs, with torch.
+
+    Args:
+        iterations: steps of gradient descent, each on a sample.
+        rate: how far a step moves a weight, in parts of its scale; it falls to zero. Scales move a tenth of it, in
+            parts of themselves.
+    """
+
+    name: ClassVar[str] = "distill"
+    module: ClassVar[str] = "torch"
+    remedy: ClassVar[str] = "pip install torch"
+    formats = "all"
+    is_whole: ClassVar[bool] = True
+    iterations: int = 200
+    rate: int | float = 0.01
+
+    def check(self) -> None:
+        if self.python is not None:
+            raise UsageError("quantsim.optimize: distill: found python, expected none: it runs in onnxline's own")
+        Optimizer.check(self)
+
+
 FOUR_BITS: Final = 4
 
 OPTIMIZERS: Final[Mapping[str, type[Optimizer]]] = {
-    step.name: step for step in (Gptq, SeqMse, AdaRound, ScaleEstimation, BiasCorrection)
+    step.name: step for step in (Gptq, SeqMse, AdaRound, ScaleEstimation, BiasCorrection, Distill)
 }
 
 PREPARING: Final = ("awq", "cross-layer-equalization", "smooth-quant", "rotate", "clamp-mask", "fold-batchnorm")

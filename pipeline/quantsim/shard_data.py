@@ -322,8 +322,9 @@ def round_by_data(
             offered = replace(nearest, integers=np.empty_like(nearest.integers))
             for first, last in split_channels(array.shape, form.channel_axis, GPTQ_SLICE):
                 place = index_channels(array.ndim, form.channel_axis, first, last)
-                scales = nearest.select(form, first, last).scales.astype(np.float32)
-                offered.integers[place] = round_by_gptq(entry, array[place], scales, hessian, options)
+                own = nearest.select(form, first, last)
+                grid = own.scales.astype(np.float32), own.zero_points
+                offered.integers[place] = round_by_gptq(entry, array[place], *grid, hessian, options)
             before, after = (judge(array, found, form, held) for found in (nearest, offered))
             taken = after.product_db > before.product_db
             out.write_rounded(form, offered if taken else nearest, tensor.data_type)

@@ -92,7 +92,7 @@ def test_libraries_add_their_steps() -> None:
 
     own = steps("onnxsim")
     preparing = {"awq {add_nodes: true}", "smooth-quant {add_nodes: true}", "cross-layer-equalization"}
-    assert own == {"rounding to nearest", "gptq", "bias-correction", *preparing}
+    assert own == {"rounding to nearest", "gptq", "gptq {act_order: true}", "bias-correction", *preparing}
     assert steps("onnxsim", "aimet_onnx") - own == {"seq-mse", "ada-round"}
     assert steps("onnxsim", "nncf") - own == {"scale-estimation"}
     assert ("uint4/block32", "scale-estimation") in offered({}, "onnxsim", "nncf")

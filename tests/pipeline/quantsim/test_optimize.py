@@ -131,6 +131,72 @@ def test_each_channel_and_any_bits_and_a_stored_transpose(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("weights", ["uint4/block8", "uint4/channel", "int4/block7"])
+@pytest.mark.parametrize("act_order", [False, True])
+def test_gptq_with_zero_points_and_in_the_order_of_the_activations(
+    tmp_path: Path, weights: str, act_order: bool
+) -> None:
+    """Column by column as in the paper, in another arithmetic: the rest of a row is fitted anew."""
+    draw = np.random.default_rng(0)
+    array = (draw.normal(size=(32, 6)) + 0.4).astype(np.float32)
+    model = model_of("g (float[16, 32] x) => (float[16, 6] y) { y = MatMul(x, w) }", w=array)
+    placement, chosen, (row,) = run(
+        tmp_path, weights, {"gptq": {"act_order": act_order, "percdamp": 0.01}}, model=model
+    )
+    assert row.status == "ran" and row.outputs_db is not None and row.outputs_db[1] > row.outputs_db[0] + 2
+    data = np.concatenate([sample["x"] for sample in samples(4, seed=1)]).astype(np.float64)
+    hessian = data.T @ data
+    damped = hessian + 0.01 * np.trace(hessian) / 32 * np.eye(32)
+    encoding = encode(placement, {}, model)["w"]
+    scale, zero = (
+        np.broadcast_to(encoding.spread(array, part), array.shape) for part in (encoding.scale, encoding.zero_point)
+    )
+    order = np.argsort(-np.diag(hessian), kind="stable") if act_order else np.arange(32)
+    left, found = array.astype(np.float64), np.zeros(array.shape, np.int64)
+    for done, column in enumerate(order, 1):
+        precision, rest = encoding.precision, order[done:]
+        exact = left[column] / scale[column] + zero[column]
+        found[column] = np.clip(np.rint(exact), precision.lowest, precision.highest)
+        lost = left[column] - (found[column] - zero[column]) * scale[column]
+        left[rest] += np.linalg.solve(damped[np.ix_(rest, rest)], np.outer(damped[rest, column], lost))
+    np.testing.assert_array_equal(quantize(chosen.arrays["w"], chosen.encodings["w"]), found)
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("weights", ["int3/channel", "uint3/block8", "int3"])
+def test_distill_fits_all_weights_to_the_outputs_and_gives_the_same_bits_again(tmp_path: Path, weights: str) -> None:
+    model = two_products()
+    steps = ["gptq", {"distill": {"iterations": 60}}]
+    (placement, chosen, rows), (_, again, _) = (run(tmp_path / name, weights, *steps, model=model) for name in "ab")
+    by_layer, whole = rows
+    assert by_layer.outputs_db is not None and whole.outputs_db is not None
+    assert (whole.status, whole.outputs_db[0]) == ("ran", by_layer.outputs_db[1])
+    assert whole.outputs_db[1] > whole.outputs_db[0] + 0.2
+    for name, array in chosen.arrays.items():
+        encoding = chosen.encodings[name]
+        integers = quantize(array, encoding)
+        assert integers.min() >= encoding.precision.lowest and integers.max() <= encoding.precision.highest
+        np.testing.assert_array_equal(round_trip(array, encoding, is_stored=True), array)
+        assert not np.array_equal(encoding.scale, encode(placement, {}, model)[name].scale)
+        assert array.tobytes() == again.arrays[name].tobytes()
+        assert encoding.scale.tobytes() == again.encodings[name].scale.tobytes()
+
+
+def test_distill_is_undone_as_a_whole_where_the_outputs_get_worse(tmp_path: Path) -> None:
+    _, chosen, (row,) = run(tmp_path, "int4/channel", {"distill": {"iterations": 3, "rate": 2.0}})
+    assert (row.status, dict(chosen.arrays)) == ("reverted", {})
+    assert str(row).endswith(f"dB, so it is undone: the outputs are worse by it; {row.seconds:.1f} s")
+
+
+def test_distill_fails_where_no_gradient_goes_through(tmp_path: Path) -> None:
+    text = "g (float[16, 32] x) => (float[16, 8] y) { a = MatMul(x, w) y = Round(a) }"
+    model = model_of(text, w=np.ones((32, 8), np.float32))
+    _, chosen, (row,) = run(tmp_path, "int4/channel", "distill", model=model)
+    assert (row.status, dict(chosen.arrays)) == ("failed", {})
+    assert row.reason == "no gradient goes through 1 operator of the model: Round"
+
+
+@pytest.mark.usefixtures("in_process")
 def test_a_step_gives_the_same_bits_again(tmp_path: Path) -> None:
     first, second = (run(tmp_path / name, "int4/block8", "gptq")[1] for name in ("first", "second"))
     assert first.names == second.names == {"first", "second"}
@@ -279,6 +345,7 @@ def test_what_was_chosen_holds_for_the_same_format_alone() -> None:
         ({"gptq": {"percdamp": "much"}}, "percdamp is 'much'; expected a number"),
         ({"gptq": {"damp": 1}}, "no option 'damp'"),
         ({"gptq": {"python": "/no/python"}}, "python is '/no/python', which is no program"),
+        ({"distill": {"python": sys.executable}}, "distill: found python, expected none"),
     ],
 )
 def test_a_step_or_an_option_that_there_is_not_is_named(item: object, message: str) -> None:

@@ -121,7 +121,7 @@ def in_memory(path: Path, weights: str, folder: Path) -> tuple[DetachedModel, fr
     return quantized, frozenset(layer.weight for layer in row.layers if layer.taken)
 
 
-@pytest.mark.parametrize("weights", ["int4/block16", "int3/channel"])
+@pytest.mark.parametrize("weights", ["int4/block16", "uint3/channel"])
 def test_shards_hold_what_gptq_in_memory_gives(weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_files, "SLICE", 300)  # slices end within a weight
     monkeypatch.setattr(shard_data, "GPTQ_SLICE", 500)
