@@ -267,8 +267,8 @@ class QuantSimConfig(Section):
     metric: the metric of the task, measured on the float model and on the quantized one.
     suggest: a target for which formats of single layers are suggested.
     optimize: algorithms of libraries that round weights otherwise than to the nearest number, in order: seq-mse, gptq,
-        ada-round, scale-estimation, bias-correction, distill. They see the calibration data without the samples that the result
-        is judged on.
+        ada-round, scale-estimation, bias-correction, distill. They see the calibration data without the samples that
+        the result is judged on.
     """
 
     profile: ProfileName | AimetProfile = "ort-cpu"
