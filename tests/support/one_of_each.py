@@ -22,7 +22,7 @@ NIGHTLY: Final = {
     "examples/test_kimi_numbers.py::test_layers_lie_together_and_the_cache_is_never_the_latent": (
         "pipeline/export/parts/test_pair.py has DeepseekV3, test_kimi_script.py two of these layers"
     ),
-    "examples/test_train_digits_qat.py::test_weights_of_4_bits_are_within_a_point_of_floats": (
+    "examples/test_author_digits.py::test_weights_of_4_bits_are_within_a_point_of_floats": (
         "pipeline/commands/test_train_onnx.py trains the same network in 4 bits, for three steps"
     ),
     "package/test_front_door.py::test_a_factory_beside_files_of_our_names": (
@@ -80,7 +80,7 @@ NIGHTLY: Final = {
         "test_layout.py; test_click_through_a_run opens each drawing"
     ),
     "pipeline/report/test_browser.py::test_the_memory_of_a_plan_is_drawn_in_colours_with_modules_along_it": (
-        "test_layer_plot.py and test_module_axis.py"
+        "the other tests of test_layout.py"
     ),
     "whole_runs/test_backends.py::test_a_batch_says_which_runs_had_no_plan": (
         "pipeline/commands/test_batch.py reads the same row, of a run with a plan"
@@ -177,7 +177,7 @@ ONE_OF_EACH: Final[Mapping[str, Sequence[str]]] = {
     "pipeline/torch_ir/test_model_families.py::test_from_meta_to_numbers": (
         "Llama", "LSTM", "CNN that trains",
     ),
-    "pipeline/torch_ir/test_view_writes.py::test_a_write_through_a_view_reaches_its_base": (
+    "pipeline/torch_ir/test_writes.py::test_a_write_through_a_view_reaches_its_base": (
         "out=", "setitem",
     ),
     # Each model in one dtype, and each dtype.

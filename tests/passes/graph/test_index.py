@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from onnx import AttributeProto, ModelProto, NodeProto, parser
 
 from passes.graph.index import (
@@ -14,6 +22,9 @@ from passes.graph.index import (
     values_read,
 )
 from passes.graph.inference import dims_of, infer_types, types_of
+from passes.graph.traversal import NearestSources, inline_functions, rename_twins
+from passes.weights.detached import attach, open_model
+from pipeline.onnx_backend import OnnxlineBackend
 
 TEXT = """<ir_version: 10, opset_import: ["" : 20]>
 main (float[N,2] x, bool c, float[2] shift) => (float[N,2] y, float[N,2] z)
@@ -124,3 +135,111 @@ def test_types_are_inferred_and_a_model_that_cannot_be_inferred_has_its_own() ->
 def test_a_constant_without_its_value_is_no_constant() -> None:
     broken = NodeProto(op_type="Constant", output=["c"], attribute=[AttributeProto(name="value_int")])
     assert constant_of(broken) is None
+
+
+# The search for what a place is made from, against a walk from each place, on graphs with and without circles.
+
+Graph = list[list[int]]
+
+GRAPHS = st.integers(1, 7).flatmap(
+    lambda count: st.lists(st.lists(st.integers(0, count - 1), max_size=3), min_size=count, max_size=count)
+)
+"""For each place, the places before it: any may be on a circle, and a place may be before itself."""
+
+
+def walk(graph: Graph, place: int) -> dict[int, int]:
+    """Place → distance from `place`, of all that it is made from."""
+    distances, front = {place: 0}, [place]
+    while front:
+        following = [before for reached in front for before in graph[reached] if before not in distances]
+        distance = distances[front[0]] + 1
+        distances.update(dict.fromkeys(following, distance))
+        front = list(dict.fromkeys(following))
+    return distances
+
+
+@given(GRAPHS, st.permutations(range(7)), st.sets(st.integers(0, 6)))
+def test_each_place_has_the_sources_of_its_own_walk(graph: Graph, asked: list[int], sources: set[int]) -> None:
+    search = NearestSources[int, int](lambda place: ({place: place} if place in sources else {}, graph[place]))
+    for place in (place for place in asked if place < len(graph)):
+        distances = walk(graph, place)
+        found = search.of(place)
+        assert sorted(found) == sorted(distances.keys() & sources)
+    assert search.visits == len(graph)
+
+
+@given(GRAPHS, st.integers(1, 3))
+def test_of_many_sources_the_nearest_are_kept(graph: Graph, most: int) -> None:
+    search = NearestSources[int, int](lambda place: ({place: place}, graph[place]), most)
+    for place in range(len(graph)):
+        distances, kept = walk(graph, place), set(search.of(place))
+        assert len(kept) >= min(most, len(distances))
+        farthest = max(distances[source] for source in kept)
+        assert all(distances[source] >= farthest for source in distances.keys() - kept)
+
+
+# Nodes of one name get names of their own at the door.
+
+
+def model_with(names: list[str]) -> onnx.ModelProto:
+    body = "x0 = Relu (x)" + "".join(f" x{at + 1} = Neg (x{at})" for at in range(len(names) - 1))
+    text = f"g (float[N] x) => (float[N] x{len(names) - 1}) {{ {body} }}"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> {text}')
+    for node, name in zip(model.graph.node, names, strict=True):
+        node.name = name
+    return model
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["n", "n", "n"], ["n", "n_2", "n_3"]),
+        (["n", "n_2", "n", "n"], ["n", "n_2", "n_3", "n_4"]),
+        (["", "n", "", "n_2"], ["", "n", "", "n_2"]),
+        (["n", "n", "n_2", "n_2"], ["n", "n_3", "n_2", "n_2_2"]),
+    ],
+)
+def test_names(names: list[str], expected: list[str], tmp_path: Path) -> None:
+    model = model_with(names)
+    rename_twins(model.graph)
+    assert [node.name for node in model.graph.node] == expected
+    onnx.save(model_with(names), tmp_path / "model.onnx")
+    for opened in (open_model(tmp_path / "model.onnx"), open_model(model_with(names))):
+        assert [node.name for node in opened.proto.graph.node] == expected
+        onnxruntime.InferenceSession(attach(opened).SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+# Functions whose attributes have defaults compute the same after they are inlined.
+
+MODEL = """
+<ir_version: 10, opset_import: ["": 20, "my": 1]>
+g (float[2, 3] x, bool c) => (float[2, 3] y, float[2, 3] z) {
+    a = my.twice (x)
+    y = my.leaky <slope = 0.5> (a)
+    z = If (c) <then_branch = t () => (float[2, 3] u) { u = my.leaky (x) },
+                else_branch = e () => (float[2, 3] v) { v = my.twice (x) }>
+}
+<domain: "my", opset_import: ["": 20]>
+leaky <slope: float = 0.25> (x) => (y) { y = LeakyRelu <alpha: float = @slope> (x) }
+<domain: "my", opset_import: ["": 20, "my": 1]>
+twice (x) => (y) { a = my.leaky (x)  y = my.leaky <slope = 0.125> (a) }
+"""
+X = np.array([[-1, 2, -4], [8, -16, 0.5]], np.float32)
+
+
+def test_a_call_without_an_attribute_has_the_default_of_the_function() -> None:
+    """ONNX's inliner drops the default, and LeakyRelu then has its own, 0.01."""
+    model = onnx.parser.parse_model(MODEL)
+    before = model.SerializeToString()
+    inlined = inline_functions(model)
+    assert not inlined.functions
+    for branch in (True, False):
+        feeds = {"x": X, "c": np.array(branch)}
+        first, then = X * np.where(X < 0, 0.25, 1), X * np.where(X < 0, 0.03125, 1)
+        for found in (model, inlined):
+            session = onnxruntime.InferenceSession(found.SerializeToString(), providers=["CPUExecutionProvider"])
+            y, z = session.run(None, feeds)
+            assert np.array_equal(y, then * np.where(X < 0, 0.5, 1))
+            assert np.array_equal(z, first if branch else then)
+        assert np.array_equal(OnnxlineBackend.prepare(model).run(feeds)[1], first if branch else then)
+    assert model.SerializeToString() == before, "the user's model has changed"

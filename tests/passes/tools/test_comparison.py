@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
+import onnx
 import pytest
 
 from passes.context import PassContext
 from passes.diff import compare_models
 from passes.errors import ModelError
 from passes.optimize import optimize
-from passes.tools import compare, to_bf16
+from passes.tools import compare, inspect_model, to_bf16
 from tests.support.onnx_models import biased_attention, matrix, model_of
 
 SCALED = """
@@ -99,3 +102,97 @@ def test_inputs_of_other_types_take_no_values_in_common(other: str, context: Pas
     first, second = (model_of(f"g ({kind} x) => ({kind} y) {{ y = Relu (x) }}") for kind in ("float[2, 8]", other))
     with pytest.raises(ModelError, match=r"'x' is float\[2,8\] in the first model"):
         compare(first, second, context=context)
+
+
+# What `inspect_model` counts, against numbers worked out by hand.
+
+IMAGE = """
+g (float[N, 3, 8, 8] images) => (float[N, 10] y)
+  <float[4, 3, 3, 3] w, float[2, 2, 3, 3] grouped, float[4, 2, 2, 2] up, float[10, 512] fc> {
+  a = Conv <pads = [1, 1, 1, 1]> (images, w)
+  b = ConvTranspose <strides = [2, 2]> (a, up)
+  c = Conv <group = 1, kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (b, grouped)
+  d = Flatten (c)
+  y = Gemm <transB = 1> (d, fc)
+}"""
+SHAPES = {"w": (4, 3, 3, 3), "grouped": (2, 2, 3, 3), "up": (4, 2, 2, 2), "fc": (10, 512)}
+
+
+def image() -> onnx.ModelProto:
+    return model_of(IMAGE, **{name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()})
+
+
+def test_products_are_counted() -> None:
+    facts = inspect_model(image())
+    convolutions = 4 * 64 * 27 + 2 * 256 * 18
+    assert dict(facts.macs) == {"Conv": convolutions, "ConvTranspose": 4 * 64 * 8, "Gemm": 5120}
+    assert facts.sizes == {"N": 1}
+    assert facts.parameters == sum(int(np.prod(shape)) for shape in SHAPES.values())
+    # a and b are alive at once, and so are b and c; b has 2 x 16 x 16 floats.
+    assert facts.peak == 4 * (512 + 512)
+
+
+def test_at_another_size() -> None:
+    one, three = inspect_model(image()), inspect_model(image(), {"images": [3, 3, 8, 8]})
+    assert {name: 3 * count for name, count in one.macs.items()} == dict(three.macs)
+    assert three.peak == 3 * (one.peak or 0)
+
+
+def test_structures_and_text() -> None:
+    facts = inspect_model(biased_attention())
+    assert dict(facts.structures) == {"qkv": 1, "attention": 1}
+    assert facts.operators["MatMul"] == 6
+    assert "MACs         73,728" in str(facts)
+    assert len(str(facts)) < 3000
+    json.dumps(facts.as_data())
+
+
+@pytest.mark.parametrize("name", ["<script>alert(1)</script>", "\x1b]0;title\x07"])
+def test_names_stay_text(name: str) -> None:
+    model = biased_attention()
+    model.graph.input[0].name = model.graph.node[0].input[0] = name
+    facts = inspect_model(model)
+    assert name not in facts._repr_html_() + str(facts) or "<script>" in str(facts)
+    assert "<script>" not in facts._repr_html_()
+
+
+def test_what_cannot_be_counted_is_said() -> None:
+    facts = inspect_model(
+        model_of('g (float[2, 3] x) => (float[2, 2] y) { y = Einsum <equation = "ij,kj->ik"> (x, x) }')
+    )
+    assert facts.uncounted == ("Einsum",)
+    assert "without Einsum" in str(facts)
+
+
+def test_weights_in_constant_nodes_and_in_bodies_are_parameters() -> None:
+    text = """
+    g (float[2, 3] x, bool p) => (float[2, 3] y) {
+      w = Constant <value = float[3, 3] {1, 0, 0, 0, 1, 0, 0, 0, 1}> ()
+      a = MatMul (x, w)
+      y = If (p) <then_branch = t () => (float[2, 3] u) { u = Neg (a) }, else_branch = e () => (float[2, 3] v) {
+        k = Constant <value = float[2] {1, 2}> ()
+        v = Abs (a) }>
+    }"""
+    facts = inspect_model(model_of(text))
+    assert (facts.parameters, facts.parameter_bytes) == (11, 44)
+    assert dict(facts.macs) == {"MatMul": 18}
+    assert facts.uncounted == ("If",)
+    assert set(facts.activations) == {"a", "y"}
+
+
+def test_operators_of_other_domains_are_counted_by_their_rule_or_said_to_be_missing() -> None:
+    text = """<ir_version: 10, opset_import: ["": 20, "com.microsoft": 1]>
+    g (float[8, 2] x, float[8, 4] w) => (float[2, 4] z) <float[2, 4] y>
+    { y = com.microsoft.FusedMatMul <transA = 1> (x, w) z = com.microsoft.QuickGelu (y) }"""
+    facts = inspect_model(onnx.parser.parse_model(text))
+    assert (facts.macs, facts.uncounted) == ({"com.microsoft::FusedMatMul": 2 * 4 * 8}, ("com.microsoft::QuickGelu",))
+
+
+def test_a_value_that_a_branch_reads_is_alive_until_then() -> None:
+    text = """g (bool c, float[100] x) => (float[1] y) {
+        a = Neg (x) b = Abs (x) d = ReduceMax <keepdims = 1> (b)
+        y = If (c) <then_branch = t () => (u) { u = ReduceMax <keepdims = 1> (READ) },
+            else_branch = f () => (w) { w = Neg (d) }>
+    }"""
+    by_branch, by_none = (inspect_model(model_of(text.replace("READ", name))).peak for name in ("a", "d"))
+    assert (by_branch, by_none) == (1 + 3 * 400, 1 + 2 * 400), "x, b and, for the branch, a"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import zlib
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from pydantic import ValidationError
 
+import passes
+from passes.weights.detached import read_model
 from pipeline.config.sections import RuntimeConfig
 from pipeline.errors import SourceError, UsageError
 from pipeline.importers import from_onnx
@@ -19,8 +23,12 @@ from pipeline.ir.graph import Graph
 from pipeline.lowering import lower
 from pipeline.ops import emitter_of
 from pipeline.planning import StoredBytes, check_weights, decode_plans, from_json, make_plan
+from pipeline.stages.export import keys_of_parameters
+from pipeline.stages.pictures import BrokenStructures, take_pictures
 from pipeline.stages.plan_files import raw_data_places, stored_bytes, with_memory_map, write_plan_files
+from pipeline.stages.runtime import find_trainable
 from pipeline.workspace import Workspace
+from tests.support.onnx_models import detached, model_of
 
 
 @pytest.fixture
@@ -132,3 +140,33 @@ def test_a_pin_of_no_value_is_refused(model: Path) -> None:
 def test_options_of_plans_are_checked_with_the_configuration(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         RuntimeConfig(**settings)
+
+
+# Which initializers of the final model are the module's parameters.
+
+TEXT = """<ir_version: 10, opset_import: ["": 20]>
+g (float[2, 2] x) => (float[2, 2] y) <float[2] bias = {0, 0}, int64[1] start = {0}, int64[1] end = {2}> {
+    s = Slice (x, start, end)
+    y = Add (s, bias)
+}"""
+
+
+def test_two_zeros_of_float32_are_not_the_start_of_a_slice(tmp_path: Path) -> None:
+    """They have the same eight bytes; a start that may be trained is no constant, and was refused (SAM)."""
+    onnx.save(onnx.parser.parse_model(TEXT), tmp_path / "model.onnx")
+    parameters = keys_of_parameters(read_model(tmp_path / "model.onnx"), frozenset({"bias"}))
+    assert find_trainable(tmp_path / "model.onnx", parameters, ()) == {"bias"}
+
+
+# What the report's page shows of a model, and up to which size.
+
+
+@pytest.mark.parametrize(("count", "is_drawn"), [(5_000, True), (5_001, False)])
+def test_the_graph_is_drawn_up_to_5000_nodes(count: int, is_drawn: bool) -> None:
+    nodes = " ".join(f"v{place + 1} = Relu (v{place})" for place in range(count))
+    model = detached(model_of(f"g (float[4] v0) => (float[4] v{count}) {{ {nodes} }}"))
+    pictures = take_pictures(passes.optimize(model, [], proof="structure"), model, BrokenStructures())
+    assert bool(pictures.view) == is_drawn
+    if is_drawn:
+        before, after = json.loads(zlib.decompress(b64decode(pictures.view)))["scenes"]
+        assert len(before["boxes"]) == len(after["boxes"]) == count + 2  # the input and the output

@@ -19,7 +19,7 @@ from tests.support.torch_programs import Calls, graph_of, run_both
 WITHOUT_A_CASE = {
     Kind["RoiAlign"]: "it reads the corners of regions, which torch.export refuses; test_vision.py compares it",
     Kind["Inverse"]: "its result lies in columns, so a view follows it; test_contrib_nodes.py compares it",
-    **dict.fromkeys(DRAWING, "a plan draws other numbers than torch; test_random.py looks at their distribution"),
+    **dict.fromkeys(DRAWING, "a plan draws other numbers than torch; test_elementwise.py looks at their distribution"),
 }
 
 

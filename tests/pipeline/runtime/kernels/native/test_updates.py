@@ -7,6 +7,14 @@ import torch
 
 from pipeline.ops import Kind
 from pipeline.runtime.kernels.base import kernels_for_threads
+from pipeline.runtime.kernels.native.rows import (
+    launch_class_loss,
+    launch_class_loss_gradient,
+    launch_log_softmax,
+    launch_log_softmax_gradient,
+    launch_row_sum,
+    launch_threshold_gradient,
+)
 from pipeline.runtime.kernels.optimizer import KERNELS as BY_TORCH
 from pipeline.runtime.kernels.optimizer import NATIVE as KERNELS
 
@@ -118,3 +126,117 @@ def test_threads_of_torch_share_a_large_parameter(library, threads, taken):
     with kernels_for_threads(threads):
         launch = KERNELS[Kind.Adam](library, ins, outs, {**attrs(), "count": 2})
     assert (launch is not None) == taken
+
+
+# The loss of a classifier, its gradient, gradients of ReLU and sums of rows, beside torch.
+
+aten = torch.ops.aten
+
+SHAPES = [(1, 1), (3, 10), (8, 16), (5, 17), (64, 50), (2, 1000)]
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_log_softmax_and_its_gradient(library, shape, scale):
+    """Beside float64: a logarithm rounds by 2^-24 of its size, and so does a sum of shares."""
+    x, gradient, out = normal(*shape) * scale, normal(*shape), torch.empty(shape)
+    launch_log_softmax(library, x, 1, out)()
+    torch.testing.assert_close(out.double(), x.double().log_softmax(1), atol=2e-6, rtol=1e-6)
+    found = torch.empty(shape)
+    launch_log_softmax_gradient(library, gradient, out, 1, found)()
+    wanted = aten._log_softmax_backward_data(gradient.double(), out.double(), 1, torch.float64)
+    torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_log_softmax_of_rows_that_are_not_finite(library):
+    """All of a row is -inf, some of it NaN or inf, or some of it -inf."""
+    x = normal(5, 20)
+    x[0], x[1, 19], x[2, 3], x[3, 7] = -torch.inf, torch.nan, torch.inf, -torch.inf
+    out = torch.empty_like(x)
+    launch_log_softmax(library, x, -1, out)()
+    torch.testing.assert_close(out, x.log_softmax(1), equal_nan=True, atol=1e-6, rtol=1e-6)
+    assert out.isnan().any(1).tolist() == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+@pytest.mark.parametrize("ignored", ["none", "some", "all"])
+def test_class_loss_and_its_gradient(library, shape, reduction, ignored):
+    rows, classes = shape
+    x, labels = normal(*shape), torch.arange(rows) * 7 % classes
+    labels[:: 2 if ignored == "some" else 1] *= 1 if ignored == "none" else 0
+    skipped = 0 if ignored != "none" else -100
+    wanted, total = aten.nll_loss_forward(x, labels, None, reduction, skipped)
+    outs = [torch.full_like(wanted, 9), torch.full_like(total, 9)]
+    launch_class_loss(library, x, labels, reduction, skipped, outs)()
+    torch.testing.assert_close(outs[0], wanted, rtol=1e-6, atol=1e-6, equal_nan=True)
+    assert outs[1] == total
+    gradient, found = normal(*wanted.shape), torch.full(shape, 9.0)
+    launch_class_loss_gradient(library, gradient, labels, total, reduction, skipped, found)()
+    assert torch.equal(found, aten.nll_loss_backward(gradient, x, labels, None, reduction, skipped, total))
+
+
+@pytest.mark.parametrize("label", [10, -1])
+def test_a_label_that_is_no_class_is_named(library, label):
+    x, labels = normal(3, 10), torch.tensor([1, label, 2])
+    outs = [torch.empty(()), torch.empty(())]
+    with pytest.raises(IndexError, match=f"Target {label} is out of bounds"):
+        launch_class_loss(library, x, labels, 1, -100, outs)()
+
+
+@pytest.mark.parametrize("shape", [(1,), (16,), (3, 5, 7), (2, 8, 4, 4)])
+@pytest.mark.parametrize("threshold", [0, 0.5])
+def test_threshold_gradient(library, shape, threshold):
+    gradient, x, out = normal(*shape), normal(*shape, 1)[..., 0].contiguous(), torch.full(shape, 9.0)
+    x.view(-1)[0], gradient.view(-1)[-1] = torch.nan, torch.inf
+    launch_threshold_gradient(library, gradient, x, threshold, out)()
+    torch.testing.assert_close(out, aten.threshold_backward(gradient, x, threshold), rtol=0, atol=0, equal_nan=True)
+
+
+def test_threshold_gradient_by_channels(library):
+    by_channel = [normal(2, 8, 4, 4).to(memory_format=torch.channels_last) for _ in range(3)]
+    gradient, x, out = by_channel[0], -by_channel[1], by_channel[2]
+    launch_threshold_gradient(library, gradient, x, 0, out)()
+    assert torch.equal(out, aten.threshold_backward(gradient, x, 0))
+    assert launch_threshold_gradient(library, gradient.contiguous(), x, 0, out) is None
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64])
+@pytest.mark.parametrize("columns", [1, 10, 16, 100, 128, 300])
+def test_row_sums(library, rows, columns):
+    """Each addition rounds a sum of about √rows by 2^-24."""
+    x, factors, out = normal(rows, columns), normal(rows), torch.empty(columns)
+    launch_row_sum(library, x, factors, out)()
+    torch.testing.assert_close(out.double(), x.double().t() @ factors.double(), atol=2**-23 * (rows + 8), rtol=1e-5)
+    launch_row_sum(library, normal(rows, 2 * columns)[:, :columns], factors, out)()
+    torch.testing.assert_close(out, normal(rows, 2 * columns)[:, :columns].t() @ factors, atol=1e-5, rtol=1e-5)
+
+
+def test_what_is_left_to_torch(library):
+    x, labels, out = normal(4, 6), torch.arange(4), torch.empty(4, 6)
+    loss = [torch.empty(()), torch.empty(())]
+    assert launch_log_softmax(library, x, 0, out) is None
+    assert launch_log_softmax(library, x.double(), 1, out.double()) is None
+    assert launch_log_softmax_gradient(library, x, x.t().contiguous().t(), 1, out) is None
+    assert launch_class_loss(library, x, labels.int(), 1, -100, loss) is None
+    assert launch_class_loss(library, x.t(), torch.arange(6), 1, -100, loss) is None
+    assert launch_class_loss(library, x, normal(8).long()[::2], 1, -100, loss) is None
+    assert launch_row_sum(library, x.t(), torch.ones(6), torch.empty(4)) is None
+
+
+@pytest.mark.parametrize(("threads", "rows", "taken"), [(1, 2048, True), (2, 2048, False), (2, 2047, True)])
+def test_threads_of_torch_share_what_is_large(library, threads, rows, taken):
+    """From 2^15 numbers on, where the program was compiled for several."""
+    x, out = torch.zeros(rows, 16), torch.zeros(rows, 16)
+    with kernels_for_threads(threads):
+        launches = (
+            launch_log_softmax(library, x, 1, out),
+            launch_log_softmax_gradient(library, x, x, 1, out),
+            launch_threshold_gradient(library, x, x, 0, out),
+            launch_row_sum(library, x, torch.ones(rows), torch.zeros(16)),
+        )
+    assert {launch is not None for launch in launches} == {taken}
