@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 import torch
@@ -24,8 +25,17 @@ RTOL = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 joined call rounds once and the ops one after the other round each result."""
 
 
+HEAD = re.compile(r"\s*graph .*\{\n((\s*(param|state|const) .*)?\n)*")
+"""The first lines of a graph: its name, its inputs and what it stores."""
+
+
 def assert_becomes(apply: Pass, before: str, after: str, fixed: Tensors | None = None) -> None:
-    """`fixed` are the numbers of some weights; all others, and the inputs, are drawn."""
+    """`after` has the head of `before` where it has none; `fixed` are the numbers of some weights; all others, and
+    the inputs, are drawn."""
+    if HEAD.match(after) is None:
+        head = HEAD.match(before)
+        assert head is not None
+        after = f"{head[0]}{after}}}"
     graph = _read(before, fixed or {})
     fused = apply(graph)
     assert to_text(fused) == to_text(from_text(after))

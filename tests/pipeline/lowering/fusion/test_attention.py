@@ -45,18 +45,11 @@ def test_scale_mask_softmax_and_both_products_are_one_call(mask: torch.Tensor) -
         fuse_attention,
         BEFORE,
         """
-        graph "attention" (%0 "q": float32[1, 2, 3, 4], %1 "k": float32[1, 2, 4, 5], %2 "v": float32[1, 2, 5, 4]) {
-          const %3 "half": float32[1]
-          const %4 "zero": float32[]
-          const %5 "mask": float32[1, 1, 1, 5]
-
-          %7 "k transposed": float32[1, 2, 5, 4] = aten.permute.default(%1) {self: $0, dims: [0, 1, 3, 2]}
-          %8 "y by token": float32[1, 3, 2, 4] = ScaledDotProductAttention(%0, %7, %2, %5) {
-            scale: 0.5, mask: true, causal: false, backend: "auto"}
-          %6 "y": float32[1, 2, 3, 4] = aten.permute.default(%8) {self: $0, dims: [0, 2, 1, 3]}
-
-          return %6
-        }
+        %7 "k transposed": float32[1, 2, 5, 4] = aten.permute.default(%1) {self: $0, dims: [0, 1, 3, 2]}
+        %8 "y by token": float32[1, 3, 2, 4] = ScaledDotProductAttention(%0, %7, %2, %5) {
+          scale: 0.5, mask: true, causal: false, backend: "auto"}
+        %6 "y": float32[1, 2, 3, 4] = aten.permute.default(%8) {self: $0, dims: [0, 2, 1, 3]}
+        return %6
         """,
         {**HALF, "mask": mask.view(1, 1, 1, 5)},
     )

@@ -55,15 +55,9 @@ def test_a_norm_and_its_weight_are_one_call(written: dict[str, str]) -> None:
         join_compounds,
         _change(NORM, written),
         """
-        graph "norm" (%0 "x": float32[2, 3, 16]) {
-          const %1 "w": float32[16]
-          const %2 "epsilon": float32[]
-
-          %3 "y": float32[2, 3, 16] = aten.rms_norm.default(%0, %1) {
-            input: $0, weight: $1, normalized_shape: [16], eps: 0.25}
-
-          return %3
-        }
+        %3 "y": float32[2, 3, 16] = aten.rms_norm.default(%0, %1) {
+          input: $0, weight: $1, normalized_shape: [16], eps: 0.25}
+        return %3
         """,
         EPSILON,
     )
@@ -74,15 +68,9 @@ def test_a_result_that_is_read_before_the_weight_is_a_norm_without_one() -> None
         join_compounds,
         NORM.replace("return %9", "return %9, %8"),
         """
-        graph "norm" (%0 "x": float32[2, 3, 16]) {
-          const %1 "w": float32[16]
-          const %2 "epsilon": float32[]
-
-          %3 "rows": float32[2, 3, 16] = aten.rms_norm.default(%0) {input: $0, normalized_shape: [16], eps: 0.25}
-          %4 "y": float32[2, 3, 16] = aten.mul.Tensor(%1, %3) {self: $0, other: $1}
-
-          return %4, %3
-        }
+        %3 "rows": float32[2, 3, 16] = aten.rms_norm.default(%0) {input: $0, normalized_shape: [16], eps: 0.25}
+        %4 "y": float32[2, 3, 16] = aten.mul.Tensor(%1, %3) {self: $0, other: $1}
+        return %4, %3
         """,
         EPSILON,
     )
@@ -126,11 +114,8 @@ def test_a_product_with_its_sigmoid_is_silu() -> None:
         join_compounds,
         SILU,
         """
-        graph "gate" (%0 "x": float32[2, 16], %1 "z": float32[2, 16]) {
-          %2 "y": float32[2, 16] = aten.silu.default(%0) {self: $0}
-
-          return %2
-        }
+        %2 "y": float32[2, 16] = aten.silu.default(%0) {self: $0}
+        return %2
         """,
     )
 
@@ -196,13 +181,8 @@ def test_a_gather_at_one_place_is_a_select() -> None:
         select_constant_indices,
         GATHER,
         """
-        graph "row" (%0 "x": float32[3, 2]) {
-          const %1 "at": int64[]
-
-          %2 "y": float32[2] = aten.select.int(%0) {self: $0, dim: 0, index: 2}
-
-          return %2
-        }
+        %2 "y": float32[2] = aten.select.int(%0) {self: $0, dim: 0, index: 2}
+        return %2
         """,
         {"at": torch.tensor(-1)},
     )

@@ -36,14 +36,11 @@ def test_the_gradients_of_all_parts_are_put_together() -> None:
         join_parts,
         PARTS,
         """
-        graph "parts" (%0 "a": float32[2, 4], %1 "b": float32[2, 4], %2 "c": float32[2, 4]) {
-          %4 "a in place": float32[2, 1, 4] = aten.unsqueeze.default(%0) {self: $0, dim: 1}
-          %5 "b in place": float32[2, 1, 4] = aten.unsqueeze.default(%1) {self: $0, dim: 1}
-          %6 "c in place": float32[2, 1, 4] = aten.unsqueeze.default(%2) {self: $0, dim: 1}
-          %3 "y": float32[2, 3, 4] = aten.cat.default(%4, %5, %6) {tensors: [$0, $1, $2], dim: 1}
-
-          return %3
-        }
+        %4 "a in place": float32[2, 1, 4] = aten.unsqueeze.default(%0) {self: $0, dim: 1}
+        %5 "b in place": float32[2, 1, 4] = aten.unsqueeze.default(%1) {self: $0, dim: 1}
+        %6 "c in place": float32[2, 1, 4] = aten.unsqueeze.default(%2) {self: $0, dim: 1}
+        %3 "y": float32[2, 3, 4] = aten.cat.default(%4, %5, %6) {tensors: [$0, $1, $2], dim: 1}
+        return %3
         """,
     )
 
@@ -65,11 +62,8 @@ def test_so_are_those_of_slices() -> None:
         }
         """,
         """
-        graph "slices" (%0 "a": float32[2, 4], %1 "b": float32[1, 4]) {
-          %2 "y": float32[3, 4] = aten.cat.default(%1, %0) {tensors: [$0, $1], dim: 0}
-
-          return %2
-        }
+        %2 "y": float32[3, 4] = aten.cat.default(%1, %0) {tensors: [$0, $1], dim: 0}
+        return %2
         """,
     )
 
@@ -105,13 +99,10 @@ def test_the_gradient_of_a_mean_is_divided_before_it_is_spread() -> None:
         scale_before_spreading,
         SPREAD,
         """
-        graph "mean" (%0 "x": float32[2, 1], %1 "y": float32[2, 8]) {
-          %4 "part before it is spread": float32[2, 1] = aten.div.Scalar(%0) {self: $0, other: 8}
-          %2 "part": float32[2, 8] = aten.expand.default(%4) {self: $0, size: [2, 8]}
-          %3 "z": float32[2, 8] = aten.threshold_backward.default(%2, %1) {grad_output: $0, self: $1, threshold: 0}
-
-          return %3
-        }
+        %4 "part before it is spread": float32[2, 1] = aten.div.Scalar(%0) {self: $0, other: 8}
+        %2 "part": float32[2, 8] = aten.expand.default(%4) {self: $0, size: [2, 8]}
+        %3 "z": float32[2, 8] = aten.threshold_backward.default(%2, %1) {grad_output: $0, self: $1, threshold: 0}
+        return %3
         """,
     )
 
@@ -124,16 +115,13 @@ def test_a_reader_that_wants_rows_gets_a_copy() -> None:
             "aten.repeat.default(%3) {self: $0, repeats: [1, 1]}",
         ),
         """
-        graph "mean" (%0 "x": float32[2, 1], %1 "y": float32[2, 8]) {
-          %4 "part before it is spread": float32[2, 1] = aten.div.Scalar(%0) {self: $0, other: 8}
-          %5 "part spread": float32[2, 8] = aten.expand.default(%4) {self: $0, size: [2, 8]}
-          %2 "part": float32[2, 8] = aten.clone.default(%5) {
-            self: $0, memory_format: word("memory_format", "contiguous_format")
-          }
-          %3 "z": float32[2, 8] = aten.repeat.default(%2) {self: $0, repeats: [1, 1]}
-
-          return %3
+        %4 "part before it is spread": float32[2, 1] = aten.div.Scalar(%0) {self: $0, other: 8}
+        %5 "part spread": float32[2, 8] = aten.expand.default(%4) {self: $0, size: [2, 8]}
+        %2 "part": float32[2, 8] = aten.clone.default(%5) {
+          self: $0, memory_format: word("memory_format", "contiguous_format")
         }
+        %3 "z": float32[2, 8] = aten.repeat.default(%2) {self: $0, repeats: [1, 1]}
+        return %3
         """,
     )
 
@@ -158,12 +146,9 @@ def test_a_bias_is_added_by_the_product() -> None:
         add_biases_in_products,
         BIAS,
         """
-        graph "linear" (%0 "x": float32[6, 4], %1 "w": float32[4, 5], %2 "b": float32[5]) {
-          %4 "product with bias": float32[6, 5] = aten.addmm.default(%2, %0, %1) {self: $0, mat1: $1, mat2: $2}
-          %3 "y": float32[2, 3, 5] = aten.view.default(%4) {self: $0, size: [2, 3, 5]}
-
-          return %3
-        }
+        %4 "product with bias": float32[6, 5] = aten.addmm.default(%2, %0, %1) {self: $0, mat1: $1, mat2: $2}
+        %3 "y": float32[2, 3, 5] = aten.view.default(%4) {self: $0, size: [2, 3, 5]}
+        return %3
         """,
     )
 
@@ -195,17 +180,14 @@ def test_the_gradient_of_a_bias_is_a_product_with_ones() -> None:
         sum_rows_by_product,
         SUMS,
         """
-        graph "bias" (%0 "rows": float32[8, 5]) {
-          %3 "8 ones": float32[8] = aten.ones.default() {
-            size: [8], dtype: word("dtype", "float32"), device: word("device", "cpu")
-          }
-          %4 "sum transposed": float32[5, 8] = aten.t.default(%0) {self: $0}
-          %5 "sum in one axis": float32[5] = aten.mv.default(%4, %3) {self: $0, vec: $1}
-          %1 "sum": float32[1, 5] = aten.view.default(%5) {self: $0, size: [1, 5]}
-          %2 "y": float32[5] = aten.view.default(%1) {self: $0, size: [5]}
-
-          return %2
+        %3 "8 ones": float32[8] = aten.ones.default() {
+          size: [8], dtype: word("dtype", "float32"), device: word("device", "cpu")
         }
+        %4 "sum transposed": float32[5, 8] = aten.t.default(%0) {self: $0}
+        %5 "sum in one axis": float32[5] = aten.mv.default(%4, %3) {self: $0, vec: $1}
+        %1 "sum": float32[1, 5] = aten.view.default(%5) {self: $0, size: [1, 5]}
+        %2 "y": float32[5] = aten.view.default(%1) {self: $0, size: [5]}
+        return %2
         """,
     )
 

@@ -28,22 +28,17 @@ def test_what_stands_between_two_convolutions_follows() -> None:
         }}
         """,
         f"""
-        graph "images" (%0 "x": float32[1, 3, 4, 4]) {{
-          param %1 "w": float32[6, 3, 1, 1]
-
-          %5 "x channels last": float32[1, 4, 4, 3] = aten.permute.default(%0) {{self: $0, dims: [0, 2, 3, 1]}}
-          %6 "a channels last": float32[1, 4, 4, 6] = ConvPointwise(%5, %1) {CONV.replace("last: false", "last: true")}
-          %7 "b channels last": float32[1, 4, 4, 6] = aten.silu.default(%6) {{self: $0}}
-          %8 "c channels last": float32[1, 4, 4, 12] = aten.cat.default(%7, %6) {{tensors: [$0, $1], dim: 3}}
-          %2 "c": float32[1, 12, 4, 4] = aten.permute.default(%8) {{self: $0, dims: [0, 3, 1, 2]}}
-          %9 "d channels last": float32[1, 3, 4, 12] = aten.constant_pad_nd.default(%2) {{
-            self: $0, pad: [0, 0, 0, -1], value: 0.0, "orders of axes": [[0, 3, 1, 2]]
-          }}
-          %3 "d": float32[1, 12, 3, 4] = aten.permute.default(%9) {{self: $0, dims: [0, 3, 1, 2]}}
-          %4 "y": float32[12, 3, 4] = aten.sum.dim_IntList(%3) {{self: $0, dim: [0], keepdim: false}}
-
-          return %4
+        %5 "x channels last": float32[1, 4, 4, 3] = aten.permute.default(%0) {{self: $0, dims: [0, 2, 3, 1]}}
+        %6 "a channels last": float32[1, 4, 4, 6] = ConvPointwise(%5, %1) {CONV.replace("last: false", "last: true")}
+        %7 "b channels last": float32[1, 4, 4, 6] = aten.silu.default(%6) {{self: $0}}
+        %8 "c channels last": float32[1, 4, 4, 12] = aten.cat.default(%7, %6) {{tensors: [$0, $1], dim: 3}}
+        %2 "c": float32[1, 12, 4, 4] = aten.permute.default(%8) {{self: $0, dims: [0, 3, 1, 2]}}
+        %9 "d channels last": float32[1, 3, 4, 12] = aten.constant_pad_nd.default(%2) {{
+          self: $0, pad: [0, 0, 0, -1], value: 0.0, "orders of axes": [[0, 3, 1, 2]]
         }}
+        %3 "d": float32[1, 12, 3, 4] = aten.permute.default(%9) {{self: $0, dims: [0, 3, 1, 2]}}
+        %4 "y": float32[12, 3, 4] = aten.sum.dim_IntList(%3) {{self: $0, dim: [0], keepdim: false}}
+        return %4
         """,
     )
 
@@ -63,19 +58,14 @@ def test_the_pool_of_torch_is_stored_as_its_operand_is() -> None:
         }}
         """,
         f"""
-        graph "images" (%0 "x": float32[1, 3, 4, 4]) {{
-          param %1 "w": float32[6, 3, 1, 1]
-
-          %4 "x channels last": float32[1, 4, 4, 3] = aten.permute.default(%0) {{self: $0, dims: [0, 2, 3, 1]}}
-          %5 "a channels last": float32[1, 4, 4, 6] = ConvPointwise(%4, %1) {CONV.replace("last: false", "last: true")}
-          %2 "a": float32[1, 6, 4, 4] = aten.permute.default(%5) {{self: $0, dims: [0, 3, 1, 2]}}
-          %6 "y channels last": float32[1, 2, 2, 6] = aten.max_pool2d.default(%2) {{
-            self: $0, {pool}, "orders of axes": [[0, 3, 1, 2]]
-          }}
-          %3 "y": float32[1, 6, 2, 2] = aten.permute.default(%6) {{self: $0, dims: [0, 3, 1, 2]}}
-
-          return %3
+        %4 "x channels last": float32[1, 4, 4, 3] = aten.permute.default(%0) {{self: $0, dims: [0, 2, 3, 1]}}
+        %5 "a channels last": float32[1, 4, 4, 6] = ConvPointwise(%4, %1) {CONV.replace("last: false", "last: true")}
+        %2 "a": float32[1, 6, 4, 4] = aten.permute.default(%5) {{self: $0, dims: [0, 3, 1, 2]}}
+        %6 "y channels last": float32[1, 2, 2, 6] = aten.max_pool2d.default(%2) {{
+          self: $0, {pool}, "orders of axes": [[0, 3, 1, 2]]
         }}
+        %3 "y": float32[1, 6, 2, 2] = aten.permute.default(%6) {{self: $0, dims: [0, 3, 1, 2]}}
+        return %3
         """,
     )
 

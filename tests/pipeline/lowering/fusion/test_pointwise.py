@@ -24,15 +24,9 @@ def test_a_product_takes_its_bias_and_its_activation() -> None:
         }
         """,
         """
-        graph "mlp" (%0 "x": float32[2, 4]) {
-          param %1 "w": float32[4, 8]
-          param %2 "b": float32[8]
-
-          %3 "y": float32[2, 8] =
-            LinearPointwise(%0, %1, %2) {trans: false, add: false, bias: true, activation: "gelu", numbers: []} @"fc"
-
-          return %3
-        }
+        %3 "y": float32[2, 8] =
+          LinearPointwise(%0, %1, %2) {trans: false, add: false, bias: true, activation: "gelu", numbers: []} @"fc"
+        return %3
         """,
     )
 
@@ -52,15 +46,9 @@ def test_torch_s_linear_and_the_bound_of_a_clamp() -> None:
         }
         """,
         """
-        graph "mlp" (%0 "x": float32[2, 3, 4]) {
-          param %1 "w": float32[8, 4]
-          param %2 "b": float32[8]
-
-          %3 "y": float32[2, 3, 8] =
-            LinearPointwise(%0, %1, %2) {trans: true, add: false, bias: true, activation: "clip", numbers: [0.0, 1.5]}
-
-          return %3
-        }
+        %3 "y": float32[2, 3, 8] =
+          LinearPointwise(%0, %1, %2) {trans: true, add: false, bias: true, activation: "clip", numbers: [0.0, 1.5]}
+        return %3
         """,
     )
 
@@ -193,25 +181,15 @@ def test_a_convolution_takes_the_norm_the_sum_and_the_activation() -> None:
         }
         """,
         """
-        graph "block" (%0 "x": float32[1, 3, 5, 5]) {
-          param %1 "w": float32[4, 3, 3, 3]
-          param %2 "v": float32[4, 3, 1, 1]
-          param %3 "scale": float32[4]
-          param %4 "shift": float32[4]
-          param %5 "mean": float32[4]
-          param %6 "var": float32[4]
-
-          %7 "b": float32[1, 4, 5, 5] = ConvPointwise(%0, %2, %3) {
-            strides: [1, 1], pads: [0, 0], dilations: [1, 1], group: 1,
-            add: false, bias: true, norm: false, epsilon: 0.0, channels_last: false, activation: "none", numbers: []
-          }
-          %8 "y": float32[1, 4, 5, 5] = ConvPointwise(%0, %1, %7, %3, %4, %5, %6) {
-            strides: [1, 1], pads: [1, 1], dilations: [1, 1], group: 1,
-            add: true, bias: false, norm: true, epsilon: 0.5, channels_last: false, activation: "relu", numbers: []
-          }
-
-          return %8
+        %7 "b": float32[1, 4, 5, 5] = ConvPointwise(%0, %2, %3) {
+          strides: [1, 1], pads: [0, 0], dilations: [1, 1], group: 1,
+          add: false, bias: true, norm: false, epsilon: 0.0, channels_last: false, activation: "none", numbers: []
         }
+        %8 "y": float32[1, 4, 5, 5] = ConvPointwise(%0, %1, %7, %3, %4, %5, %6) {
+          strides: [1, 1], pads: [1, 1], dilations: [1, 1], group: 1,
+          add: true, bias: false, norm: true, epsilon: 0.5, channels_last: false, activation: "relu", numbers: []
+        }
+        return %8
         """,
     )
 
@@ -231,16 +209,11 @@ def test_torch_s_convolution_with_one_number_for_both_dimensions() -> None:
         }
         """,
         """
-        graph "conv" (%0 "x": float32[1, 3, 5, 5]) {
-          param %1 "w": float32[4, 3, 3, 3]
-
-          %2 "y": float32[1, 4, 3, 3] = ConvPointwise(%0, %1) {
-            strides: [2, 2], pads: [1, 1], dilations: [1, 1], group: 1,
-            add: false, bias: false, norm: false, epsilon: 0.0, channels_last: false, activation: "silu", numbers: []
-          }
-
-          return %2
+        %2 "y": float32[1, 4, 3, 3] = ConvPointwise(%0, %1) {
+          strides: [2, 2], pads: [1, 1], dilations: [1, 1], group: 1,
+          add: false, bias: false, norm: false, epsilon: 0.0, channels_last: false, activation: "silu", numbers: []
         }
+        return %2
         """,
     )
 

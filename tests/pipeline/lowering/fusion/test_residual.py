@@ -30,16 +30,10 @@ def test_a_sum_after_the_activation_is_part_of_the_product() -> None:
         add_in_products,
         BEFORE,
         """
-        graph "layer" (%0 "x": float32[2, 8, 16], %1 "r": float32[2, 8, 32]) {
-          const %2 "w": float32[16, 32]
-          const %3 "b": float32[32]
-
-          %4 "y": float32[2, 8, 32] = LinearPointwise(%0, %2, %1, %3) {
-            trans: false, add: true, bias: true, activation: "gelu", numbers: []
-          }
-
-          return %4
+        %4 "y": float32[2, 8, 32] = LinearPointwise(%0, %2, %1, %3) {
+          trans: false, add: true, bias: true, activation: "gelu", numbers: []
         }
+        return %4
         """,
     )
 
@@ -61,18 +55,12 @@ def test_a_gemm_whose_rows_are_shown_otherwise_before_the_sum() -> None:
         }
         """,
         """
-        graph "layer" (%0 "x": float32[8, 16], %1 "r": float32[1, 8, 32]) {
-          const %2 "w": float32[32, 16]
-          const %3 "b": float32[32]
-
-          %5 "y other by rows": float32[8, 32] = aten.reshape.default(%1) {self: $0, shape: [8, 32]}
-          %6 "y by rows": float32[8, 32] = LinearPointwise(%0, %2, %5, %3) {
-            trans: true, add: true, bias: true, activation: "none", numbers: []
-          }
-          %4 "y": float32[1, 8, 32] = aten.reshape.default(%6) {self: $0, shape: [1, 8, 32]}
-
-          return %4
+        %5 "y other by rows": float32[8, 32] = aten.reshape.default(%1) {self: $0, shape: [8, 32]}
+        %6 "y by rows": float32[8, 32] = LinearPointwise(%0, %2, %5, %3) {
+          trans: true, add: true, bias: true, activation: "none", numbers: []
         }
+        %4 "y": float32[1, 8, 32] = aten.reshape.default(%6) {self: $0, shape: [1, 8, 32]}
+        return %4
         """,
     )
 
@@ -161,11 +149,8 @@ def test_a_relu_after_a_product_with_a_bias() -> None:
         join_relu_with_products,
         FORWARD,
         """
-        graph "forward" (%0 "x": float32[2, 3], %1 "w": float32[3, 4], %2 "b": float32[4]) {
-          %3 "y": float32[2, 4] = ReluProduct(%0, %1, %2) {bias: true, gate: false}
-
-          return %3
-        }
+        %3 "y": float32[2, 4] = ReluProduct(%0, %1, %2) {bias: true, gate: false}
+        return %3
         """,
     )
 
@@ -175,11 +160,8 @@ def test_the_gradient_of_a_relu_after_that_of_a_product() -> None:
         join_relu_with_products,
         BACKWARD,
         """
-        graph "backward" (%0 "dy": float32[2, 3], %1 "w": float32[3, 4], %2 "y": float32[2, 4]) {
-          %3 "dx": float32[2, 4] = ReluProduct(%0, %1, %2) {bias: false, gate: true}
-
-          return %3
-        }
+        %3 "dx": float32[2, 4] = ReluProduct(%0, %1, %2) {bias: false, gate: true}
+        return %3
         """,
     )
 

@@ -37,13 +37,8 @@ def test_a_sum_its_norm_and_an_activation() -> None:
         fuse_rows,
         BEFORE,
         f"""
-        graph "norm" (%0 "x": float32[2, 8, 16], %1 "r": float32[2, 8, 16]) {{
-          const %2 "w": float32[16]
-
-          %3 "y": float32[2, 8, 16] = RowProgram(%0, %1, %2) {{program: "{program}"}}
-
-          return %3
-        }}
+        %3 "y": float32[2, 8, 16] = RowProgram(%0, %1, %2) {{program: "{program}"}}
+        return %3
         """,
     )
 
@@ -54,16 +49,11 @@ def test_a_value_that_is_read_twice_is_computed_once() -> None:
         fuse_rows,
         BEFORE.replace("return %5", "return %5, %3"),
         """
-        graph "norm" (%0 "x": float32[2, 8, 16], %1 "r": float32[2, 8, 16]) {
-          const %2 "w": float32[16]
-
-          %3 "s": float32[2, 8, 16] = aten.add.Tensor(%0, %1) {self: $0, other: $1}
-          %4 "y": float32[2, 8, 16] = RowProgram(%3, %2) {
-            program: "square(i0); mean(v0); add(v1, 1e-06); rsqrt(v2); mul(i0, v3); mul(v4, i1); silu(v5)"
-          }
-
-          return %4, %3
+        %3 "s": float32[2, 8, 16] = aten.add.Tensor(%0, %1) {self: $0, other: $1}
+        %4 "y": float32[2, 8, 16] = RowProgram(%3, %2) {
+          program: "square(i0); mean(v0); add(v1, 1e-06); rsqrt(v2); mul(i0, v3); mul(v4, i1); silu(v5)"
         }
+        return %4, %3
         """,
     )
 
@@ -148,12 +138,9 @@ def test_a_softmax_of_a_column_is_not_one_of_the_rows_to_which_it_is_spread() ->
         }}
         """,
         f"""
-        graph "g" (%0 "x": float32[2, 1], %1 "z": float32[2, 4]) {{
-          %2 "s": float32[2, 1] = {softmax}
-          %3 "y": float32[2, 4] = RowProgram(%1, %2) {{program: "mul(i1, i0); exp(v0)"}}
-
-          return %3
-        }}
+        %2 "s": float32[2, 1] = {softmax}
+        %3 "y": float32[2, 4] = RowProgram(%1, %2) {{program: "mul(i1, i0); exp(v0)"}}
+        return %3
         """,
     )
 
@@ -172,12 +159,9 @@ def test_a_sum_of_bools_is_no_sum_of_their_numbers() -> None:
         }}
         """,
         f"""
-        graph "g" (%0 "a": bool[2, 4], %1 "b": bool[2, 4], %2 "x": float32[2, 4]) {{
-          %3 "s": bool[2, 4] = {add}
-          %4 "y": float32[2, 4] = RowProgram(%2, %3) {{program: "mul(i1, i0); exp(v0)"}}
-
-          return %4
-        }}
+        %3 "s": bool[2, 4] = {add}
+        %4 "y": float32[2, 4] = RowProgram(%2, %3) {{program: "mul(i1, i0); exp(v0)"}}
+        return %4
         """,
     )
 
