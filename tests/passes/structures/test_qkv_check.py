@@ -9,8 +9,7 @@ from onnx import numpy_helper
 
 from passes.structures import STRUCTURES
 from passes.weights.detached import DetachedModel
-from tests.passes.structures.attention_with_triple import STORED_IN_HALF, WITH_TRIPLE
-from tests.passes.structures.attention_without_triple import WITHOUT_TRIPLE
+from tests.passes.structures.attention_forms import STORED_IN_HALF, WITH_TRIPLE, WITHOUT_TRIPLE
 from tests.support.onnx_models import attention, detached, matrix, model_of, square
 
 QKV = STRUCTURES["qkv"]
