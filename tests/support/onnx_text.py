@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import groupby
 
 import numpy as np
 import onnx
@@ -33,10 +34,19 @@ THREE_SLICES = """g (float[2, 1, 8, 32] x) => (float[2, 1, 8, 32] y) <float[32, 
 """Q, K and V as pieces of a product with a bias after it."""
 
 
+def for_q_k_and_v(text: str) -> str:
+    """Lines with `$` that follow each other stand there three times: `$` is q, then k, then v."""
+    runs = [(roles, list(lines)) for roles, lines in groupby(text.splitlines(), lambda line: "$" in line)]
+    return "\n".join(
+        line.replace("$", role) for roles, lines in runs for role in ("qkv" if roles else "q") for line in lines
+    )
+
+
 def merged_model(text: str, opset: int = 20) -> onnx.ModelProto:
     """A model from a graph in ONNX text. What it declares and does not compute is a weight, drawn by its name.
 
-    `#` before integers in the inputs of a node makes a constant of them, and names may have dots.
+    `$` stands for q, k and v, as in `for_q_k_and_v`; `#` before integers in the inputs of a node makes a constant of
+    them, and names may have dots.
     """
     stored: dict[str, np.ndarray] = {}
 
@@ -46,7 +56,7 @@ def merged_model(text: str, opset: int = 20) -> onnx.ModelProto:
         stored[known] = numbers
         return known
 
-    quoted = re.sub(r"(?<![\w.])(?!com\.)[a-zA-Z_]\w*(\.\w+)+", r'"\g<0>"', text)
+    quoted = re.sub(r"(?<![\w.])(?!com\.)[a-zA-Z_]\w*(\.\w+)+", r'"\g<0>"', for_q_k_and_v(text))
     model = onnx.parser.parse_model(HEADER.format(opset=opset) + re.sub(r"#(\[[^]]*\]|-?\d+)", name, quoted))
     computed = {output for node in model.graph.node for output in node.output}
     for info in [info for info in model.graph.value_info if info.name not in computed]:
@@ -76,7 +86,7 @@ def _line(node: NodeProto, numbers: dict[str, str]) -> str:
 
 
 def lines_of(text: str) -> list[str]:
-    return [line.strip() for line in text.strip().splitlines()]
+    return [line.strip() for line in for_q_k_and_v(text.strip()).splitlines()]
 
 
 def arrays_of(model: DetachedModel) -> dict[str, np.ndarray]:

@@ -31,12 +31,8 @@ FORMS = {
     "Attention, which has the weight inside": (
         ATTENTION,
         """
-            y.qkv_product.q = MatMul (x, qkv.q.weight)
-            y.q = Add (y.qkv_product.q, qkv.q.bias)
-            y.qkv_product.k = MatMul (x, qkv.k.weight)
-            y.k = Add (y.qkv_product.k, qkv.k.bias)
-            y.qkv_product.v = MatMul (x, qkv.v.weight)
-            y.v = Add (y.qkv_product.v, qkv.v.bias)
+            y.qkv_product.$ = MatMul (x, qkv.$.weight)
+            y.$ = Add (y.qkv_product.$, qkv.$.bias)
             y = MultiHeadAttention <num_heads = 4, unidirectional = 1> (y.q, y.k, y.v)""",
     ),
     "Attention with a mask of places and a width of V of its own": (
@@ -44,12 +40,8 @@ FORMS = {
             y = com.microsoft.Attention <num_heads = 4, qkv_hidden_sizes = [16, 16, 64]> (x, w, b, mask)
         }""",
         """
-            y.qkv_product.q = MatMul (x, w.q)
-            y.q = Add (y.qkv_product.q, b.q)
-            y.qkv_product.k = MatMul (x, w.k)
-            y.k = Add (y.qkv_product.k, b.k)
-            y.qkv_product.v = MatMul (x, w.v)
-            y.v = Add (y.qkv_product.v, b.v)
+            y.qkv_product.$ = MatMul (x, w.$)
+            y.$ = Add (y.qkv_product.$, b.$)
             y = MultiHeadAttention <num_heads = 4> (y.q, y.k, y.v, , mask)""",
     ),
     "GroupQueryAttention, packed": (
@@ -62,9 +54,7 @@ FORMS = {
         """
             ends = Constant <value = int32[2] [7, 7]> ()
             total = Constant <value = int32[1] [8]> ()
-            y.q = MatMul (x, w.q)
-            y.k = MatMul (x, w.k)
-            y.v = MatMul (x, w.v)
+            y.$ = MatMul (x, w.$)
             y = GroupQueryAttention <kv_num_heads = 2, num_heads = 4> (y.q, y.k, y.v, , , ends, total)""",
     ),
     "QAttention, whose products of integers stay exact": (
@@ -78,21 +68,11 @@ FORMS = {
             of_x = Constant <value = float 0.009999999776482582> ()
             of_w = Constant <value = float 0.0010000000474974513> ()
             zero = Constant <value = uint8 100> ()
-            y.qkv_product.q = MatMulInteger (x, w.q, zero)
-            y.qkv_float.q = Cast <to = 1> (y.qkv_product.q)
-            y.qkv_of_input.q = Mul (y.qkv_float.q, of_x)
-            y.qkv_scaled.q = Mul (y.qkv_of_input.q, of_w)
-            y.q = Add (y.qkv_scaled.q, b.q)
-            y.qkv_product.k = MatMulInteger (x, w.k, zero)
-            y.qkv_float.k = Cast <to = 1> (y.qkv_product.k)
-            y.qkv_of_input.k = Mul (y.qkv_float.k, of_x)
-            y.qkv_scaled.k = Mul (y.qkv_of_input.k, of_w)
-            y.k = Add (y.qkv_scaled.k, b.k)
-            y.qkv_product.v = MatMulInteger (x, w.v, zero)
-            y.qkv_float.v = Cast <to = 1> (y.qkv_product.v)
-            y.qkv_of_input.v = Mul (y.qkv_float.v, of_x)
-            y.qkv_scaled.v = Mul (y.qkv_of_input.v, of_w)
-            y.v = Add (y.qkv_scaled.v, b.v)
+            y.qkv_product.$ = MatMulInteger (x, w.$, zero)
+            y.qkv_float.$ = Cast <to = 1> (y.qkv_product.$)
+            y.qkv_of_input.$ = Mul (y.qkv_float.$, of_x)
+            y.qkv_scaled.$ = Mul (y.qkv_of_input.$, of_w)
+            y.$ = Add (y.qkv_scaled.$, b.$)
             y = MultiHeadAttention <num_heads = 4> (y.q, y.k, y.v)""",
     ),
 }
@@ -156,15 +136,9 @@ PACKED = {
             y = com.microsoft.MultiHeadAttention <num_heads = 4> (five)
         }""",
         """
-            qkv.q = MatMul (x, w.q)
-            y.q.heads = Reshape (qkv.q, [2,8,4,8])
-            y.q = Reshape (y.q.heads, [0,0,32])
-            qkv.k = MatMul (x, w.k)
-            y.k.heads = Reshape (qkv.k, [2,8,4,8])
-            y.k = Reshape (y.k.heads, [0,0,32])
-            qkv.v = MatMul (x, w.v)
-            y.v.heads = Reshape (qkv.v, [2,8,4,8])
-            y.v = Reshape (y.v.heads, [0,0,32])
+            qkv.$ = MatMul (x, w.$)
+            y.$.heads = Reshape (qkv.$, [2,8,4,8])
+            y.$ = Reshape (y.$.heads, [0,0,32])
             y = MultiHeadAttention <num_heads = 4> (y.q, y.k, y.v)""",
     ),
     "K and V": (

@@ -29,36 +29,20 @@ FORMS = {
             qkv = Gemm (flat, c_attn.weight, c_attn.bias)
             wide = Reshape (qkv, #[2, 8, 96])
             qw, kw, vw = Split <axis = 2> (wide, #[32, 32, 32])
-            qh = Reshape (qw, #[2, 8, 4, 8])
-            q = Transpose <perm = [0, 2, 1, 3]> (qh)
-            kh = Reshape (kw, #[2, 8, 4, 8])
-            k = Transpose <perm = [0, 2, 1, 3]> (kh)
-            vh = Reshape (vw, #[2, 8, 4, 8])
-            v = Transpose <perm = [0, 2, 1, 3]> (vh)""",
+            $h = Reshape ($w, #[2, 8, 4, 8])
+            $ = Transpose <perm = [0, 2, 1, 3]> ($h)""",
         """
             flat = Reshape (x, [-1,32])
-            qkv.q = Gemm (flat, c_attn.q.weight, c_attn.q.bias)
-            qw = Reshape (qkv.q, [2,8,32])
-            qh = Reshape (qw, [2,8,4,8])
-            q = Transpose <perm = [0, 2, 1, 3]> (qh)
-            qkv.k = Gemm (flat, c_attn.k.weight, c_attn.k.bias)
-            kw = Reshape (qkv.k, [2,8,32])
-            kh = Reshape (kw, [2,8,4,8])
-            k = Transpose <perm = [0, 2, 1, 3]> (kh)
-            qkv.v = Gemm (flat, c_attn.v.weight, c_attn.v.bias)
-            vw = Reshape (qkv.v, [2,8,32])
-            vh = Reshape (vw, [2,8,4,8])
-            v = Transpose <perm = [0, 2, 1, 3]> (vh)""",
+            qkv.$ = Gemm (flat, c_attn.$.weight, c_attn.$.bias)
+            $w = Reshape (qkv.$, [2,8,32])
+            $h = Reshape ($w, [2,8,4,8])
+            $ = Transpose <perm = [0, 2, 1, 3]> ($h)""",
     ),
     "three Slices of a product with a bias after it": (
         THREE_SLICES,
         """
-            product.q = MatMul (x, qkv.q.weight)
-            q = Add (qkv.q.bias, product.q)
-            product.k = MatMul (x, qkv.k.weight)
-            k = Add (qkv.k.bias, product.k)
-            product.v = MatMul (x, qkv.v.weight)
-            v = Add (qkv.v.bias, product.v)""",
+            product.$ = MatMul (x, qkv.$.weight)
+            $ = Add (qkv.$.bias, product.$)""",
     ),
     "GPT-NeoX: each head has its Q, K and V beside each other": (
         """g (float[2, 8, 32] x) => (float[2, 4, 8, 8] y) <float[32, 96] qkv.weight> {
@@ -67,15 +51,9 @@ FORMS = {
             turned = Transpose <perm = [0, 2, 1, 3]> (heads)
             q, k, v = Split <axis = 3, num_outputs = 3> (turned)""",
         """
-            product.q = MatMul (x, qkv.q.weight)
-            q.heads = Reshape (product.q, [2,8,4,8])
-            q = Transpose <perm = [0, 2, 1, 3]> (q.heads)
-            product.k = MatMul (x, qkv.k.weight)
-            k.heads = Reshape (product.k, [2,8,4,8])
-            k = Transpose <perm = [0, 2, 1, 3]> (k.heads)
-            product.v = MatMul (x, qkv.v.weight)
-            v.heads = Reshape (product.v, [2,8,4,8])
-            v = Transpose <perm = [0, 2, 1, 3]> (v.heads)""",
+            product.$ = MatMul (x, qkv.$.weight)
+            $.heads = Reshape (product.$, [2,8,4,8])
+            $ = Transpose <perm = [0, 2, 1, 3]> ($.heads)""",
     ),
     "Bloom: Gather after a Reshape, with the features of a head last": (
         """g (float[2, 8, 32] x) => (float[2, 4, 8, 8] y) <float[32, 96] qkv.weight> {
@@ -84,19 +62,11 @@ FORMS = {
             qh = Gather <axis = 3> (heads, #0)
             kh = Gather <axis = -2> (heads, #-2)
             vh = Gather <axis = 3> (heads, #2)
-            q = Transpose <perm = [0, 2, 1, 3]> (qh)
-            k = Transpose <perm = [0, 2, 1, 3]> (kh)
-            v = Transpose <perm = [0, 2, 1, 3]> (vh)""",
+            $ = Transpose <perm = [0, 2, 1, 3]> ($h)""",
         """
-            product.q = MatMul (x, qkv.q.weight)
-            qh = Reshape (product.q, [2,8,4,8])
-            q = Transpose <perm = [0, 2, 1, 3]> (qh)
-            product.k = MatMul (x, qkv.k.weight)
-            kh = Reshape (product.k, [2,8,4,8])
-            k = Transpose <perm = [0, 2, 1, 3]> (kh)
-            product.v = MatMul (x, qkv.v.weight)
-            vh = Reshape (product.v, [2,8,4,8])
-            v = Transpose <perm = [0, 2, 1, 3]> (vh)""",
+            product.$ = MatMul (x, qkv.$.weight)
+            $h = Reshape (product.$, [2,8,4,8])
+            $ = Transpose <perm = [0, 2, 1, 3]> ($h)""",
     ),
     "timm: unbind of the first axis, by Split and Squeeze": (
         """g (float[2, 8, 32] x) => (float[2, 4, 8, 8] y) <float[32, 96] qkv.weight> {
@@ -104,19 +74,11 @@ FORMS = {
             five = Reshape (product, #[2, 8, 3, 4, 8])
             turned = Transpose <perm = [2, 0, 3, 1, 4]> (five)
             q1, k1, v1 = Split <axis = 0, num_outputs = 3> (turned)
-            q = Squeeze (q1, #[0])
-            k = Squeeze (k1, #[0])
-            v = Squeeze (v1, #[0])""",
+            $ = Squeeze ($1, #[0])""",
         """
-            product.q = MatMul (x, qkv.q.weight)
-            q.heads = Reshape (product.q, [2,8,4,8])
-            q = Transpose <perm = [0, 2, 1, 3]> (q.heads)
-            product.k = MatMul (x, qkv.k.weight)
-            k.heads = Reshape (product.k, [2,8,4,8])
-            k = Transpose <perm = [0, 2, 1, 3]> (k.heads)
-            product.v = MatMul (x, qkv.v.weight)
-            v.heads = Reshape (product.v, [2,8,4,8])
-            v = Transpose <perm = [0, 2, 1, 3]> (v.heads)""",
+            product.$ = MatMul (x, qkv.$.weight)
+            $.heads = Reshape (product.$, [2,8,4,8])
+            $ = Transpose <perm = [0, 2, 1, 3]> ($.heads)""",
     ),
     "Falcon: groups of two heads of Q with a K and a V, repeated": (
         """g (float[2, 8, 32] x) => (float[2, 4, 8, 8] y) <float[32, 64] qkv.weight> {
@@ -130,9 +92,7 @@ FORMS = {
             q4 = Reshape (q5, #[2, 8, 4, 8])
             k4 = Reshape (kw, #[2, 8, 4, 8])
             v4 = Reshape (vw, #[2, 8, 4, 8])
-            q = Transpose <perm = [0, 2, 1, 3]> (q4)
-            k = Transpose <perm = [0, 2, 1, 3]> (k4)
-            v = Transpose <perm = [0, 2, 1, 3]> (v4)""",
+            $ = Transpose <perm = [0, 2, 1, 3]> ($4)""",
         """
             product.q = MatMul (x, qkv.q.weight)
             q5 = Reshape (product.q, [2,8,2,2,8])
@@ -157,39 +117,21 @@ FORMS = {
             rows = Reshape (turned, #[3, 8, 8, 8])
             q, k, v = Split <axis = 0, num_outputs = 3> (rows)""",
         """
-            product.q = MatMul (x, qkv.q.weight)
-            q.heads = Reshape (product.q, [2,8,4,8])
-            q.transposed = Transpose <perm = [0, 2, 1, 3]> (q.heads)
-            q = Reshape (q.transposed, [1,8,8,8])
-            product.k = MatMul (x, qkv.k.weight)
-            k.heads = Reshape (product.k, [2,8,4,8])
-            k.transposed = Transpose <perm = [0, 2, 1, 3]> (k.heads)
-            k = Reshape (k.transposed, [1,8,8,8])
-            product.v = MatMul (x, qkv.v.weight)
-            v.heads = Reshape (product.v, [2,8,4,8])
-            v.transposed = Transpose <perm = [0, 2, 1, 3]> (v.heads)
-            v = Reshape (v.transposed, [1,8,8,8])""",
+            product.$ = MatMul (x, qkv.$.weight)
+            $.heads = Reshape (product.$, [2,8,4,8])
+            $.transposed = Transpose <perm = [0, 2, 1, 3]> ($.heads)
+            $ = Reshape ($.transposed, [1,8,8,8])""",
     ),
     "a 1×1 Conv, and Split of its channels": (
         """g (float[2, 32, 8] x) => (float[2, 1, 8, 32] y) <float[96, 32, 1] to_qkv.weight, float[96] to_qkv.bias> {
             product = Conv (x, to_qkv.weight, to_qkv.bias)
             q1, k1, v1 = Split <axis = 1, num_outputs = 3> (product)
-            q2 = Transpose <perm = [0, 2, 1]> (q1)
-            k2 = Transpose <perm = [0, 2, 1]> (k1)
-            v2 = Transpose <perm = [0, 2, 1]> (v1)
-            q = Unsqueeze (q2, #[1])
-            k = Unsqueeze (k2, #[1])
-            v = Unsqueeze (v2, #[1])""",
+            $2 = Transpose <perm = [0, 2, 1]> ($1)
+            $ = Unsqueeze ($2, #[1])""",
         """
-            q1 = Conv (x, to_qkv.q.weight, to_qkv.q.bias)
-            q2 = Transpose <perm = [0, 2, 1]> (q1)
-            q = Unsqueeze (q2, [1])
-            k1 = Conv (x, to_qkv.k.weight, to_qkv.k.bias)
-            k2 = Transpose <perm = [0, 2, 1]> (k1)
-            k = Unsqueeze (k2, [1])
-            v1 = Conv (x, to_qkv.v.weight, to_qkv.v.bias)
-            v2 = Transpose <perm = [0, 2, 1]> (v1)
-            v = Unsqueeze (v2, [1])""",
+            $1 = Conv (x, to_qkv.$.weight, to_qkv.$.bias)
+            $2 = Transpose <perm = [0, 2, 1]> ($1)
+            $ = Unsqueeze ($2, [1])""",
     ),
     "LeViT: BatchNormalization over the channels, and parts of other widths": (
         """g (float[2, 8, 32] x) => (float[2, 4, 8, 16] y)
@@ -199,9 +141,7 @@ FORMS = {
             normal = BatchNormalization <epsilon = 0.5> (rows, bn.weight, bn.bias, bn.mean, bn.var)
             back = Reshape (normal, #[2, 8, 4, 32])
             q1, k1, v1 = Split <axis = 3> (back, #[8, 8, 16])
-            q = Transpose <perm = [0, 2, 1, 3]> (q1)
-            k = Transpose <perm = [0, 2, 1, 3]> (k1)
-            v = Transpose <perm = [0, 2, 1, 3]> (v1)""",
+            $ = Transpose <perm = [0, 2, 1, 3]> ($1)""",
         """
             product.q = MatMul (x, qkv.q.weight)
             product.q.flat = Reshape (product.q, [-1,32])
@@ -250,12 +190,8 @@ def test_sizes_that_are_open_are_read_where_the_model_reads_them() -> None:
         wide_size = Concat <axis = 0> (size, #[96])
         wide = Reshape (qkv, wide_size)
         qw, kw, vw = Split <axis = -1, num_outputs = 3> (wide)
-        qh = Reshape (qw, #[0, 0, 4, 8])
-        kh = Reshape (kw, #[0, 0, 4, 8])
-        vh = Reshape (vw, #[0, 0, 4, 8])
-        q = Transpose <perm = [0, 2, 1, 3]> (qh)
-        k = Transpose <perm = [0, 2, 1, 3]> (kh)
-        v = Transpose <perm = [0, 2, 1, 3]> (vh)"""
+        $h = Reshape ($w, #[0, 0, 4, 8])
+        $ = Transpose <perm = [0, 2, 1, 3]> ($h)"""
     feeds = {"x": np.random.default_rng(0).uniform(-1, 1, (3, 5, 32)).astype(np.float32)}
     result = split_and_compare(merged_model(f"{text}\n{ATTENTION}}}"), split_qkv, feeds)
     assert "qw = Reshape (qkv.q, qw.shape)" in picture(result.model)
@@ -316,9 +252,7 @@ def test_any_interleaving_is_found_as_the_permutation_that_it_is(case: tuple[tup
         r = Reshape (m, #{shape})
         t = Transpose <perm = {back}> (r)
         {take}
-        q1 = Transpose <perm = [0, 2, 3, 1, 4]> (q0)
-        k1 = Transpose <perm = [0, 2, 3, 1, 4]> (k0)
-        v1 = Transpose <perm = [0, 2, 3, 1, 4]> (v0)
+        $1 = Transpose <perm = [0, 2, 3, 1, 4]> ($0)
         q = Reshape (q1, #[2, {groups}, {5 * heads}, 4])
         k = Reshape (k1, #[2, {groups}, 5, 4])
         v = Reshape (v1, #[2, {groups}, 5, 4])

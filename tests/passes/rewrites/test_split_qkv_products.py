@@ -24,18 +24,14 @@ SPLIT = {
             k = SequenceAt (list, #1)
             v = SequenceAt (list, #2)""",
         """
-            q = MatMul (x, w.q)
-            k = MatMul (x, w.k)
-            v = MatMul (x, w.v)""",
+            $ = MatMul (x, w.$)""",
     ),
     "an Einsum": (
         """g (float[2, 1, 8, 32] x) => (float[2, 1, 8, 32] y) <float[96, 32] w> {
             product = Einsum <equation = "abcd,ed->abce"> (x, w)
             q, k, v = Split <axis = -1, num_outputs = 3> (product)""",
         """
-            q = Einsum <equation = 'abcd,ed->abce'> (x, w.q)
-            k = Einsum <equation = 'abcd,ed->abce'> (x, w.k)
-            v = Einsum <equation = 'abcd,ed->abce'> (x, w.v)""",
+            $ = Einsum <equation = 'abcd,ed->abce'> (x, w.$)""",
     ),
     "the weight on the left": (
         """g (float[2, 1, 32, 8] x) => (float[2, 1, 8, 32] y) <float[96, 32] w, float[96, 1] b> {
@@ -44,15 +40,9 @@ SPLIT = {
             turned = Transpose <perm = [0, 1, 3, 2]> (sum)
             q, k, v = Split <axis = -1, num_outputs = 3> (turned)""",
         """
-            product.q = MatMul (w.q, x)
-            sum.q = Add (product.q, b.q)
-            q = Transpose <perm = [0, 1, 3, 2]> (sum.q)
-            product.k = MatMul (w.k, x)
-            sum.k = Add (product.k, b.k)
-            k = Transpose <perm = [0, 1, 3, 2]> (sum.k)
-            product.v = MatMul (w.v, x)
-            sum.v = Add (product.v, b.v)
-            v = Transpose <perm = [0, 1, 3, 2]> (sum.v)""",
+            product.$ = MatMul (w.$, x)
+            sum.$ = Add (product.$, b.$)
+            $ = Transpose <perm = [0, 1, 3, 2]> (sum.$)""",
     ),
     "K and V alone": (
         """g (float[2, 1, 8, 32] x, float[2, 1, 5, 32] z) => (float[2, 1, 8, 32] y)
@@ -71,9 +61,7 @@ SPLIT = {
             q, k, mlp, v = Split <axis = -1> (product, #[32, 32, 64, 32])
             z = Relu (mlp)""",
         """
-            q = MatMul (x, fused.q.weight)
-            k = MatMul (x, fused.k.weight)
-            v = MatMul (x, fused.v.weight)
+            $ = MatMul (x, fused.$.weight)
             mlp = MatMul (x, fused.rest.weight)
             z = Relu (mlp)""",
     ),
@@ -97,12 +85,8 @@ SPLIT = {
             product = MatMul (x, turned)
             q, k, v = Split <axis = -1, num_outputs = 3> (product)""",
         """
-            turned.q = Transpose <perm = [1, 0]> (in_proj.q.weight)
-            q = MatMul (x, turned.q)
-            turned.k = Transpose <perm = [1, 0]> (in_proj.k.weight)
-            k = MatMul (x, turned.k)
-            turned.v = Transpose <perm = [1, 0]> (in_proj.v.weight)
-            v = MatMul (x, turned.v)""",
+            turned.$ = Transpose <perm = [1, 0]> (in_proj.$.weight)
+            $ = MatMul (x, turned.$)""",
     ),
     "a weight of integers with a scale for each channel": (
         """g (float[2, 1, 8, 32] x) => (float[2, 1, 8, 32] y) <int8[32, 96] w, float[96] scale> {
@@ -110,12 +94,8 @@ SPLIT = {
             product = MatMul (x, real)
             q, k, v = Split <axis = -1, num_outputs = 3> (product)""",
         """
-            real.q = DequantizeLinear <axis = 1> (w.q, scale.q)
-            q = MatMul (x, real.q)
-            real.k = DequantizeLinear <axis = 1> (w.k, scale.k)
-            k = MatMul (x, real.k)
-            real.v = DequantizeLinear <axis = 1> (w.v, scale.v)
-            v = MatMul (x, real.v)""",
+            real.$ = DequantizeLinear <axis = 1> (w.$, scale.$)
+            $ = MatMul (x, real.$)""",
     ),
     "values of one scale for all channels": (
         """g (float[2, 1, 8, 32] x) => (float[2, 1, 8, 32] y) <float[32, 96] w, float scale, float low, float high> {
@@ -124,15 +104,9 @@ SPLIT = {
             clipped = Clip (scaled, low, high)
             q, k, v = Split <axis = -1, num_outputs = 3> (clipped)""",
         """
-            product.q = MatMul (x, w.q)
-            scaled.q = Mul (product.q, scale)
-            q = Clip (scaled.q, low, high)
-            product.k = MatMul (x, w.k)
-            scaled.k = Mul (product.k, scale)
-            k = Clip (scaled.k, low, high)
-            product.v = MatMul (x, w.v)
-            scaled.v = Mul (product.v, scale)
-            v = Clip (scaled.v, low, high)""",
+            product.$ = MatMul (x, w.$)
+            scaled.$ = Mul (product.$, scale)
+            $ = Clip (scaled.$, low, high)""",
     ),
 }
 
@@ -175,9 +149,7 @@ LEFT = {
         """g (float[2, 32, 8] x) => (float[2, 1, 32, 8] y) <float[96, 16, 1] w> {
             product = Conv <group = 2> (x, w)
             q1, k1, v1 = Split <axis = 1, num_outputs = 3> (product)
-            q = Unsqueeze (q1, #[1])
-            k = Unsqueeze (k1, #[1])
-            v = Unsqueeze (v1, #[1])""",
+            $ = Unsqueeze ($1, #[1])""",
         "w is the weight of a Conv in groups",
     ),
     "channels that K and V share": (
