@@ -228,8 +228,18 @@ MOST: Final = 4
 
 
 def _join(parts: Sequence[Feeds]) -> dict[str, np.ndarray]:
+    """The rows of all parts, one part after the other.
+
+    Raises:
+        StepFailed: the parts of a value differ in another axis than the first.
+    """
     if len(parts) == 1:
         return dict(parts[0])
+    for name in parts[0]:
+        shapes = dict.fromkeys(part[name].shape for part in parts)
+        if len({shape[1:] for shape in shapes}) > 1:
+            found = ", ".join(map(str, shapes))
+            raise StepFailed(f"{name!r} has the shapes {found} for some rows each, so its first axis is no batch")
     return {
         name: np.concatenate([part[name] for part in parts]) if first.ndim else first
         for name, first in parts[0].items()

@@ -200,7 +200,13 @@ class ChangeBatch(Step):
         typed = GraphIndex(infer_types(proto))
         inputs = [dims_of(info) for info in typed.required_inputs.values()]
         before = {dims[0] for dims in inputs if dims}
-        if len(before) != 1 or None in inputs:
+        if None in inputs:
+            name = next(name for name, info in typed.required_inputs.items() if dims_of(info) is None)
+            raise PolicyError(
+                f"{self.name}: input {name!r} has no known rank, so no batch is known either; give it one before, by "
+                f"`onnxline fix-shapes MODEL -o OUT --shape {name}=1,3,320,320` with the sizes of the input, say"
+            )
+        if len(before) != 1:
             raise PolicyError(f"{self.name}: the inputs have no batch in common: their shapes are {inputs}")
         if 0 in before:
             raise PolicyError(f"{self.name}: the inputs have 0 rows: their shapes are {inputs}; expected 1 or more")
@@ -261,7 +267,9 @@ def cut_out(model: DetachedModel, inputs: Sequence[str], outputs: Sequence[str])
     ends = [_require_type(name, types) for name in outputs]
     others = [name for name in cuts if types[name].type.WhichOneof("value") != "tensor_type"]
     if others:
-        raise PolicyError(f"{others[0]!r} is no tensor, and only tensors are fed to a part; cut at another value")
+        raise PolicyError(
+            f"{others[0]!r} is no tensor, and only tensors are fed to a part; cut at another value (--at, --from)"
+        )
     taken = value_names(graph)
     for node in nodes:  # a node that makes a further value, which is read, makes one that is fed under another name
         node.output[:] = [take_name(name, taken) if name in cuts else name for name in node.output]
@@ -281,7 +289,10 @@ def cut_out(model: DetachedModel, inputs: Sequence[str], outputs: Sequence[str])
 def _require_type(name: str, types: Mapping[str, ValueInfoProto]) -> ValueInfoProto:
     info = types.get(name)
     if info is None or info.type.WhichOneof("value") is None:
-        raise StepFailed(f"the type of {name!r} cannot be inferred, so it can be no input or output; cut at another")
+        raise StepFailed(
+            f"the type of {name!r} cannot be inferred, so it can be no input or output; declare the operator that "
+            "makes it (--custom-ops, custom_ops), or cut at another value (--at, --from, --to)"
+        )
     return info
 
 

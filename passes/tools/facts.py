@@ -83,8 +83,8 @@ class ModelFacts(TableResult):
                 ),
             ],
         )
-        yield Table("inputs", list(self.inputs.items()))
-        yield Table("outputs", list(self.outputs.items()))
+        for title, values in (("inputs", self.inputs), ("outputs", self.outputs)):
+            yield Table(title, [(name, kind, UNRANKED if "[]" in kind else "") for name, kind in values.items()])
         yield Table(
             "operators",
             [(name, f"{count:,}", _share(self.macs.get(name, 0), self.macs)) for name, count in self.operators.items()],
@@ -130,9 +130,9 @@ def inspect_model(
     stored = [tensor for graph in every_graph(proto.graph) for tensor in _tensors_of(graph)]
     weights = {tensor.name: (_kind(tensor), _bytes(tensor.data_type, tensor.dims)) for tensor in stored}
     values = {
-        name: (format_type(info), counter.bytes_of(name) or 0)
+        name: (format_type(info), size)
         for name, info in types.items()
-        if name in index.producers and name not in index.constants
+        if name in index.producers and name not in index.constants and (size := counter.bytes_of(name)) is not None
     }
     kinds = Counter(_dtype(tensor.data_type) for tensor in stored)
     made = (name for name in index.producers if name in types and name not in index.constants)
@@ -277,6 +277,8 @@ UNRULED: Final = frozenset(
 """Operators that multiply and are not counted."""
 
 MOST: Final = 5
+
+UNRANKED: Final = "of unknown rank"
 
 
 def _largest(found: Mapping[str, tuple[str, int]]) -> dict[str, tuple[str, int]]:

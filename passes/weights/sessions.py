@@ -266,17 +266,21 @@ def _open_session(
 
 
 def first_words(error: Exception) -> str:
-    """What an error of onnxruntime says, without its blocks of context and our file, in one line."""
+    """What an error of onnxruntime says, without its blocks of context and our file, in one line; a kernel that it
+    lacks is named in our words."""
     words = " ".join(str(error).partition("==> Context")[0].split())
+    if (lack := NO_KERNEL.search(words)) is not None:
+        where = f" of node {lack[3]!r}" if lack[3] else ""
+        words = f"onnxruntime's CPU provider has no {lack[1]} of opset {lack[2]} for the types{where} (NOT_IMPLEMENTED)"
     return visible_line(re.sub(r"Load model from .*? failed: ?(Fatal error: )?", "", words))
+
+
+NO_KERNEL: Final = re.compile(r"Could not find an implementation for (\w+)\((\d+)\) node with name '(.*)'")
 
 
 def describe_refusal(error: Exception) -> str:
     """Why onnxruntime does not run a model: what it lacks, or else its own words."""
     words = first_words(error)
-    if (lack := re.search(r"implementation for (\w+)\(\d+\) node with name '(.*)'", words)) is not None:
-        where = f" of node {lack[2]!r}" if lack[2] else ""
-        return f"onnxruntime's CPU provider has no {lack[1]} for the types{where}"
     if (lack := re.search(rf"(\S+):(\w+)\(-?\d+\) {UNKNOWN}", words)) is not None:
         return f"onnxruntime has no operator {lack[1]}::{lack[2]}"
     return words

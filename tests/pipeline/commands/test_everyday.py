@@ -121,6 +121,36 @@ def test_mistakes(words: str, said: str, model: Path) -> None:
     assert not out.exists()
 
 
+NORMAL = "(float[2] x) => (float[2] y) { n = RandomNormalLike (x) y = Add (x, n) }"
+HALF = "(float[2] x) => (float[2] y) { a = Relu (x) b = a.b.Foo (a) y = Relu (b) }"
+
+
+@pytest.mark.parametrize(
+    ("words", "opset", "body", "said", "code"),
+    [
+        ("convert-opset --opset 22", 21, NORMAL, "since onnxruntime refuses the model", 0),
+        ("to-fp16", 22, NORMAL, "CPU provider has no RandomNormalLike of opset 22 for the types", 1),
+        ("change-batch", 17, "(float[] x) => (float[] y) { y = Relu (x) }", "input 'x' has no known rank", 2),
+        ("change-batch", 17, "(float[2, 3] x) => (int64[] y) { y = NonZero (x) }", "its first axis is no batch", 1),
+        ("split --target qnn-htp", 17, HALF, "declare the operator that makes it (--custom-ops", 1),
+    ],
+)
+def test_what_cannot_be_done_or_run_is_said(
+    words: str, opset: int, body: str, said: str, code: int, tmp_path: Path
+) -> None:
+    (name, *options), path = words.split(), tmp_path / "model.onnx"
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}, "a.b" : 1]> g {body}'), path)
+    out = tmp_path / ("parts" if name == "split" else "out.onnx")
+    assert said in call(name, path, "-o", out, *options, code=code)
+
+
+def test_a_value_of_unknown_rank_has_no_size(tmp_path: Path) -> None:
+    text = '<ir_version: 10, opset_import: ["" : 20]> g (float[] x) => (float[] y) { y = Relu (x) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+    said = call("inspect", tmp_path / "model.onnx")
+    assert "x  float[]  of unknown rank" in said and "largest activations" not in said
+
+
 def drawn_by(page: Path) -> dict[str, Any]:
     """The data of a page that `view` has written."""
     text = re.search(r'<script id="data" type="application/json">(.*?)</script>', page.read_text(), re.DOTALL)
