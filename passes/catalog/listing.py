@@ -98,17 +98,11 @@ def rows_of(step: Step, context: PassContext) -> list[CatalogEntry]:
 
 def _user_entries() -> list[CatalogEntry]:
     """Entries of the user's passes that installed packages announce; no pass is loaded for this."""
-    return [
-        CatalogEntry(
-            name,
-            point.dist.name if point.dist is not None else "user",
-            "extra",
-            f"A pass of the user's own, {point.value}",
-            "values",
-            groups_of(name),
-        )
-        for name, point in installed_passes().items()
-    ]
+    rows = []
+    for name, point in installed_passes().items():
+        source, does = point.dist.name if point.dist else "user", f"A pass of the user's own, {point.value}"
+        rows.append(CatalogEntry(name, source, "extra", does, "values", groups_of(name)))
+    return rows
 
 
 def _single_entry(step: Step, runs: Runs) -> CatalogEntry:

@@ -14,17 +14,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from passes.encodings.encoding import Encoding, NoEncoding, is_same_encoding
 from passes.graph.op_facts import axis_in_shape
 from passes.weights.relations import Cut, Joined, Moved, Order, Relation, Scaled, find_relations
+from passes.weights.stand_ins import Array
 
 CHANGED: Final = "its values are changed"
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,9 @@ from onnx import GraphProto, ModelProto, NodeProto, helper
 ONNX_DOMAINS: Final = ("", "ai.onnx")
 """Two names of ONNX's own domain."""
 
+CONTRIB: Final = "com.microsoft"
+"""The domain of the operators that onnxruntime adds."""
+
 RANDOM_OPS: Final = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout"}
 )

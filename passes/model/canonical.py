@@ -232,15 +232,10 @@ class _GraphReader:
     """Digests by their parts."""
 
     def graph(self, graph: GraphProto) -> CanonicalGraph:
-        inputs = [
-            (
-                info.name,
-                digest_of_parts(
-                    "input", index, self.depth or info.name, info.type.SerializeToString(deterministic=True)
-                ),
-            )
-            for index, info in enumerate(graph.input)
-        ]
+        inputs = []
+        for index, info in enumerate(graph.input):
+            kind = info.type.SerializeToString(deterministic=True)
+            inputs.append((info.name, digest_of_parts("input", index, self.depth or info.name, kind)))
         stored = [(tensor.name, self.tensor(tensor)) for tensor in graph.initializer]
         for sparse in graph.sparse_initializer:
             bare = copy_of(sparse)

@@ -16,7 +16,7 @@ import onnx
 from onnx import NodeProto, TensorProto
 
 from passes.context import PassContext
-from passes.graph.op_facts import domain_of, input_of, opset_of, output_of
+from passes.graph.op_facts import CONTRIB, domain_of, input_of, opset_of, output_of
 from passes.graph.traversal import every_node
 from passes.rewrites.attention_core import LOWEST, AttentionCore, Heads, Rotary, write_core
 from passes.rewrites.graph_edit import GraphEdit, GraphTypes, NodeWriter, NotHandledError, attributes_of
@@ -24,8 +24,6 @@ from passes.rewrites.packed_attention import separate_inputs
 from passes.step import Description, PassResult, Step, structure
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
-
-CONTRIB: Final = "com.microsoft"
 
 FLOATS: Final = tuple(LOWEST)
 

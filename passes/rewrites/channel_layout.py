@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from passes.weights.stand_ins import Array
+
 Size = int | str
 """A number, or the name of a size that is not fixed; empty where it has none."""
 

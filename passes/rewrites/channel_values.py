@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from onnx import NodeProto
@@ -15,8 +15,7 @@ from passes.rewrites.merged_product import MergedProduct
 from passes.structures.axes import axes_of
 from passes.structures.matrices import matrix_of, matrix_values
 from passes.structures.view import GraphView
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from passes.weights.stand_ins import Array
 
 
 @dataclass(frozen=True, slots=True)

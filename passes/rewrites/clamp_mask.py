@@ -163,7 +163,7 @@ def _observation(graph: MaskedGraph) -> tuple[DetachedModel, list[tuple[str, str
     proto.graph.initializer.extend(
         numpy_helper.from_array(_raise(graph.stored_values(name), 0.0), new) for name, new in zero.items()
     )
-    at, renamed = {(use.node, use.slot) for use in uses}, dict[str, str]()
+    at, renamed = {use.spot for use in uses}, dict[str, str]()
     for position in graph.path_nodes(uses):
         node = proto.graph.node.add()
         node.CopyFrom(graph.nodes[position])
@@ -278,7 +278,7 @@ def find_sums(graph: MaskedGraph) -> list[MaskSum]:
                 continue
             others = [name for name in node.input if name != value]
             if is_op(node, "Add") and len(others) == 1 and graph.depends_on_input(value):
-                sums.append(MaskSum(position, value, others[0], graph.values(min(known, key=_spot_of)).dtype))
+                sums.append(MaskSum(position, value, others[0], graph.values(min(known)).dtype))
             else:
                 spoiled |= known
     while more := {use for known in masks.values() if known & spoiled for use in known} - spoiled:
@@ -286,14 +286,10 @@ def find_sums(graph: MaskedGraph) -> list[MaskSum]:
     return sorted((found for found in sums if not masks[found.mask] & spoiled), key=lambda found: found.node)
 
 
-def _spot_of(use: MaskUse) -> tuple[int, int]:
-    return use.node, use.slot
-
-
 def _find_masks(graph: MaskedGraph) -> Mapping[str, frozenset[MaskUse]]:
     """The values whose elements are 0 or hide all → the constants that they are computed from."""
     uses = graph.all_uses()
-    at = {(use.node, use.slot): use for use in uses if use.factor == 1 and _hides_all(graph.values(use))}
+    at = {use.spot: use for use in uses if use.factor == 1 and _hides_all(graph.values(use))}
     masks: dict[str, frozenset[MaskUse]] = {}
     for position in graph.path_nodes(uses):
         node = graph.nodes[position]

@@ -25,8 +25,7 @@ from passes.step import Description, PassResult, Step, values
 from passes.structures.view import GraphView
 from passes.suggest import AND_MORE, join_first
 from passes.weights.detached import DetachedModel
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from passes.weights.stand_ins import Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from passes.graph.traversal import bodies_in, live_nodes, reads_of, sort_nodes
 from passes.provenance.weight_origins import mark_part, part_name
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
-from passes.weights.stand_ins import TYPED_FIELDS, Key, Weight, digest_of, initializer_of
+from passes.weights.stand_ins import Array, Key, Weight, digest_of, initializer_of, stored_array
 
 Dim = int | str | None
 """A size that is known, the name of a symbolic one, or neither."""
@@ -212,9 +212,6 @@ class NodeWriter:
         return output
 
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
-
 @dataclass(slots=True)
 class GraphEdit(NewTensors):
     """The removals from the graph of `view`, and what is added."""
@@ -291,16 +288,13 @@ class GraphEdit(NewTensors):
         return name
 
     def _store_array(self, array: Array, name: str, whole: TensorProto | None, part: str) -> str:
-        if onnx.helper.np_dtype_to_tensor_dtype(array.dtype) not in TYPED_FIELDS:
-            return self._add_tensor(numpy_helper.from_array(array, name), whole, part)
-        return self._store_bytes(Weight.of(array), name, whole, part)
+        tensor, weights = stored_array(array, name)
+        self.weights |= weights
+        return self._add_tensor(tensor, whole, part)
 
     def store_weight(self, weight: Weight, name: str, whole: TensorProto | None, part: str) -> str:
         """Store `weight`, which may be unread."""
-        return self._store_bytes(weight, self.free(name), whole, part)
-
-    def _store_bytes(self, weight: Weight, name: str, whole: TensorProto | None, part: str) -> str:
-        tensor, key = initializer_of(name, weight)
+        tensor, key = initializer_of(self.free(name), weight)
         self.weights |= {} if key is None else {key: weight}
         return self._add_tensor(tensor, whole, part)
 

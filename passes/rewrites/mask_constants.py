@@ -22,13 +22,17 @@ MASKING: Final = 9000.0
 FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class MaskUse:
     """Where a mask constant is read, and the factor by which it is multiplied on its way to a Softmax."""
 
     node: int
     slot: int
     factor: float
+
+    @property
+    def spot(self) -> tuple[int, int]:
+        return self.node, self.slot
 
 
 class MaskedGraph:
@@ -51,7 +55,7 @@ class MaskedGraph:
 
     def all_uses(self) -> list[MaskUse]:
         """The uses before every Softmax, each use once, in the order of the graph."""
-        return sorted({use for uses in self.uses.values() for use in uses}, key=lambda use: (use.node, use.slot))
+        return sorted({use for uses in self.uses.values() for use in uses})
 
     def constant_name(self, use: MaskUse) -> str:
         return self.nodes[use.node].input[use.slot]
@@ -70,7 +74,7 @@ class MaskedGraph:
     def is_read_elsewhere(self, name: str, uses: Collection[MaskUse]) -> bool:
         """Whether anything else than `uses` reads a constant: another input, a body, or the caller."""
         reads = sum(reads_of(self.nodes[position]).count(name) for position in self.readers[name])
-        return name in self.outputs or reads > len({(use.node, use.slot) for use in uses})
+        return name in self.outputs or reads > len({use.spot for use in uses})
 
     def _trace(self, value: str) -> list[MaskUse]:
         """The mask constants that a value is computed from, backward through nodes that keep a mask recognizable."""
@@ -141,10 +145,7 @@ class MaskedGraph:
 
     def _ends_in_softmax(self, use: MaskUse, found: Mapping[int, Collection[MaskUse]]) -> bool:
         """Whether no other consumer sees the values between the constant and the Softmax."""
-        spot = (use.node, use.slot)
-        reached = {
-            node for node, uses in found.items() if spot in {(mask_use.node, mask_use.slot) for mask_use in uses}
-        }
+        reached = {node for node, uses in found.items() if use.spot in {known.spot for known in uses}}
 
         def readers(value: str) -> list[NodeProto]:
             nodes = (self.nodes[position] for position in self.readers[value] - reached)

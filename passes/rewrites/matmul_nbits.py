@@ -16,13 +16,12 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.graph.index import GraphIndex
-from passes.graph.op_facts import MATRIX_PRODUCTS, attribute_of, input_of, is_scaled, opset_of
+from passes.graph.op_facts import CONTRIB, MATRIX_PRODUCTS, attribute_of, input_of, is_scaled, opset_of
 from passes.rewrites.rewriter import Rewriter, RewriteStep
 from passes.step import Description, PassResult, structure
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
-CONTRIB: Final = "com.microsoft"
 OPERATOR: Final = "MatMulNBits"
 MIDDLE: Final = 8
 """The zero point of unsigned integers of 4 bits that stands for zero of signed ones."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from onnx import NodeProto, TensorProto
@@ -13,8 +13,7 @@ from passes.graph.index import constant_of, copy_of
 from passes.graph.op_facts import MATRIX_PRODUCTS, attribute_of, op_of
 from passes.structures.axes import Side, product_of
 from passes.structures.view import NBITS, GraphView
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from passes.weights.stand_ins import Array
 
 
 class NotSplit(Exception):

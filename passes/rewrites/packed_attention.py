@@ -14,12 +14,10 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto
 
-from passes.graph.op_facts import attribute_of, input_of, op_of
+from passes.graph.op_facts import CONTRIB, attribute_of, input_of, op_of
 from passes.rewrites.graph_edit import Dim, GraphEdit, GraphTypes, NodeWriter, NotHandledError
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
-
-DOMAIN: Final = "com.microsoft"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +149,10 @@ def _split(writer: NodeWriter, value: str, widths: Sequence[int], length: Dim) -
 
 
 SEPARATORS: Final[Mapping[str, Callable[[NodeWriter, GraphTypes], SeparateInputs | None]]] = {
-    f"{DOMAIN}.MultiHeadAttention": _separate_multi_head,
-    f"{DOMAIN}.GroupQueryAttention": _separate_grouped,
-    f"{DOMAIN}.Attention": _separate_product,
-    f"{DOMAIN}.QAttention": _separate_quantized,
+    f"{CONTRIB}.MultiHeadAttention": _separate_multi_head,
+    f"{CONTRIB}.GroupQueryAttention": _separate_grouped,
+    f"{CONTRIB}.Attention": _separate_product,
+    f"{CONTRIB}.QAttention": _separate_quantized,
 }
 """Operator → the function that separates its inputs."""
 
@@ -299,15 +297,15 @@ class _Limits:
 
 
 LIMITS: Final[Mapping[str, _Limits]] = {
-    f"{DOMAIN}.Attention": _Limits({4: "a past", 6: "past_sequence_length"}, most_outputs=1, mask=3, advice=ADVICE),
-    f"{DOMAIN}.QAttention": _Limits({}, most_outputs=2, mask=5),
+    f"{CONTRIB}.Attention": _Limits({4: "a past", 6: "past_sequence_length"}, most_outputs=1, mask=3, advice=ADVICE),
+    f"{CONTRIB}.QAttention": _Limits({}, most_outputs=2, mask=5),
 }
 """Operator → its limits; the others are written again as they are."""
 
 ENDS: Final[Mapping[str, Callable[[NodeWriter, SeparateInputs], None]]] = {
-    f"{DOMAIN}.MultiHeadAttention": _end_as_it_is,
-    f"{DOMAIN}.GroupQueryAttention": _end_as_it_is,
-    f"{DOMAIN}.Attention": _end_multi_head,
-    f"{DOMAIN}.QAttention": _end_quantized,
+    f"{CONTRIB}.MultiHeadAttention": _end_as_it_is,
+    f"{CONTRIB}.GroupQueryAttention": _end_as_it_is,
+    f"{CONTRIB}.Attention": _end_multi_head,
+    f"{CONTRIB}.QAttention": _end_quantized,
 }
 """Operator → the function that writes it with separate inputs."""

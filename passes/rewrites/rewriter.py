@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, Final
 
 import numpy as np
-import onnx
 from onnx import NodeProto, TensorProto, helper
 
 from passes.context import PassContext
@@ -32,9 +31,7 @@ from passes.rewrites.graph_edit import Dim, GraphTypes
 from passes.step import PassResult, Step
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
-from passes.weights.stand_ins import DETACH_FROM_BYTES, TYPED_FIELDS, Key, Weight, digest_of, initializer_of, key_of
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from passes.weights.stand_ins import Array, Key, Weight, digest_of, key_of, stored_array
 
 
 class Rewriter:
@@ -211,15 +208,10 @@ class Rewriter:
 
     def store(self, array: Array, label: str) -> str:
         """The name of a new stored tensor."""
-        name, data_type = self.free(label), helper.np_dtype_to_tensor_dtype(array.dtype)
-        if array.nbytes < DETACH_FROM_BYTES or data_type not in TYPED_FIELDS:
-            tensor = onnx.numpy_helper.from_array(array, name)
-        else:
-            weight = Weight.of(array)
-            tensor, key = initializer_of(name, weight)
-            self._weights |= {} if key is None else {key: weight}
-        self.stored[name] = tensor
-        self._types[name] = data_type, array.shape
+        name = self.free(label)
+        self.stored[name], weights = stored_array(array, name)
+        self._weights |= weights
+        self._types[name] = self.stored[name].data_type, array.shape
         return name
 
     def free(self, name: str) -> str:

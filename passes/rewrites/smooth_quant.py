@@ -26,8 +26,7 @@ from passes.structures.view import GraphView
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, portable
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from passes.weights.stand_ins import Array
 
 Factors = dict[str, Array]
 """Output of a product → the factor for each channel of its data."""

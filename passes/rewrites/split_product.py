@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import onnx
@@ -25,9 +25,7 @@ from passes.structures.view import NBITS, GraphView, modules_of
 from passes.suggest import AND_MORE, join_first
 from passes.weights.detached import DetachedModel
 from passes.weights.mapped import find_file_range
-from passes.weights.stand_ins import Weight, derived_digest
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from passes.weights.stand_ins import Array, Weight, derived_digest
 
 Roles = Mapping[str, frozenset[str]]
 """Role, such as `q` or `gate` → the names of all values that the role is computed from."""

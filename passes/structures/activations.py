@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from onnx import NodeProto
@@ -12,6 +12,7 @@ from onnx import NodeProto
 from passes.graph.op_facts import ARRANGING, op_of
 from passes.structures.candidates import PROJECTION_OPS, Candidate, find_fused
 from passes.structures.view import GraphView
+from passes.weights.stand_ins import Array
 
 GELU_OPS: Final = (
     "Gelu",
@@ -69,9 +70,6 @@ def _values_at(view: GraphView, name: str, known: Mapping[str, Array], values: d
                 with np.errstate(all="ignore"):
                     values[name] = FUNCTIONS[node.op_type](*inputs)
     return values[name]
-
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def _erf(x: Array) -> Array:

@@ -11,7 +11,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from onnx import TensorProto
@@ -20,8 +20,7 @@ from passes.graph.op_facts import PASSING_OPS
 from passes.structures.projection import Projection, as_projection
 from passes.structures.view import GraphView, modules_of
 from passes.weights.detached import DetachedModel
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from passes.weights.stand_ins import Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,13 +125,11 @@ def mark_difference(first: Scene, second: Scene, matched: ModelMatching) -> None
             _mark_weights(boxes[1], boxes[0], matched, old_item, item)
     _mark_ends("input", first, second, matched.inputs, lambda old, new: True)
     outputs, old_outputs = matching.after.outputs, matching.before.outputs
-    _mark_ends(
-        "output",
-        first,
-        second,
-        matched.outputs,
-        lambda old, new: matched.is_same_value(old_outputs[old], outputs[new]),
-    )
+
+    def is_same(old: str, new: str) -> bool:
+        return matched.is_same_value(old_outputs[old], outputs[new])
+
+    _mark_ends("output", first, second, matched.outputs, is_same)
 
 
 def _mark_ends(
@@ -174,16 +172,11 @@ def _mark_weights(
 
 def _weights_of(matching: Any, new: int, old: int) -> bool:
     """Whether both nodes read the same constants."""
-    after, before = matching.after, matching.before
-    news, olds = (
-        sorted(
-            graph.value_digests[value]
-            for value in graph.items[place].inputs
-            if value != ABSENT and value in graph.constants
-        )
-        for graph, place in ((after, new), (before, old))
-    )
-    return news == olds
+    digests = []
+    for graph, place in ((matching.after, new), (matching.before, old)):
+        constants = (value for value in graph.items[place].inputs if value != ABSENT and value in graph.constants)
+        digests.append(sorted(graph.value_digests[value] for value in constants))
+    return digests[0] == digests[1]
 
 
 def _by_output(scene: Scene) -> dict[str, dict[str, Any]]:

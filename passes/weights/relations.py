@@ -12,14 +12,13 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from onnx import TensorProto
 
 from passes.weights.detached import DetachedModel
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from passes.weights.stand_ins import Array
 
 Order = tuple[int, ...]
 """An order of axes, as `np.transpose` takes it."""

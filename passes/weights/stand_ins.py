@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from passes.errors import ModelError
 
@@ -28,6 +28,8 @@ MOST_ELEMENTS: Final = 32
 
 BLOCK: Final = 64
 """Rows or columns of a transposed matrix that are copied together."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 Key = tuple[tuple[int, ...], int, tuple[float, ...]]
 """Shape, ONNX dtype and elements of a stand-in: they identify a detached tensor that a pass has moved or renamed."""
@@ -104,6 +106,15 @@ def initializer_of(name: str, weight: Weight) -> tuple[TensorProto, Key | None]:
         return tensor, None
     getattr(tensor, TYPED_FIELDS[weight.data_type]).extend(elements)
     return tensor, (weight.dims, weight.data_type, elements)
+
+
+def stored_array(array: np.ndarray, name: str) -> tuple[TensorProto, dict[Key, Weight]]:
+    """An initializer with the elements of an array: of a large one a stand-in, with its weight by the key."""
+    if helper.np_dtype_to_tensor_dtype(array.dtype) not in TYPED_FIELDS:
+        return numpy_helper.from_array(array, name), {}
+    weight = Weight.of(array)
+    tensor, key = initializer_of(name, weight)
+    return tensor, {} if key is None else {key: weight}
 
 
 def clear_data(tensor: TensorProto) -> None:
