@@ -14,6 +14,7 @@ from math import prod
 
 import numpy as np
 
+from passes.rewrites.layout_map import take_axes
 from passes.weights.stand_ins import Array
 
 Size = int | str
@@ -186,17 +187,17 @@ def _regroup(factors: Group, dims: Sequence[Size], source: str) -> tuple[tuple[G
     Groups are made from both ends, as far as sizes are known; what is left in the middle is one new axis, or one old.
     """
     splits: dict[AxisFactor, Group] = {}
+
+    def cut(factor: AxisFactor, outer: int) -> tuple[AxisFactor, AxisFactor]:
+        splits[factor] = parts = factor.split(outer)
+        return parts
+
+    def take(sizes: Sequence[Size], *, last: bool) -> list[Group]:
+        return list(map(tuple, take_axes(queue, sizes, lambda factor: factor.size, cut, last=last)))
+
     queue = deque(factors)
-    front: list[Group] = []
-    back: list[Group] = []
-    for groups, axes, from_left in ((front, range(len(dims)), True), (back, reversed(range(len(dims))), False)):
-        for axis in axes:
-            if len(front) + len(back) == len(dims):
-                break
-            group = _next_group(queue, dims[axis], splits, from_left)
-            if group is None:
-                break
-            groups.append(group)
+    front = take(dims, last=False)
+    back = take(list(dims[len(front) :])[::-1], last=True)
     rest, left = tuple(queue), range(len(front), len(dims) - len(back))
     middle: list[Group] = []
     if len(left) == 1:
@@ -214,31 +215,3 @@ def _regroup(factors: Group, dims: Sequence[Size], source: str) -> tuple[tuple[G
 def _part_at(factor: AxisFactor, at: int, size: Size, source: str) -> AxisFactor:
     key = (*factor.key, at)
     return AxisFactor(size or f"?{key}", key, False, (source, at) if source else None)
-
-
-def _next_group(queue: deque[AxisFactor], size: Size, splits: dict[AxisFactor, Group], from_left: bool) -> Group | None:
-    """Take the factors of an axis of `size` from one end of `queue`; None where sizes do not tell, or do not fit."""
-    take = queue.popleft if from_left else queue.pop
-    if not isinstance(size, int):
-        at_end = queue[0 if from_left else -1] if queue else None
-        return (take(),) if at_end is not None and size and at_end.size == size else None
-    before, known, needed = list(queue), dict(splits), size
-    group: list[AxisFactor] = []
-    while needed > 1:
-        factor = take() if queue else None
-        if factor is not None and isinstance(factor.size, int) and needed % factor.size == 0:
-            group.append(factor)
-            needed //= factor.size
-        elif factor is not None and isinstance(factor.size, int) and factor.size % needed == 0:
-            outer, inner = factor.split(needed if from_left else factor.size // needed)
-            splits[factor] = (outer, inner)
-            group.append(outer if from_left else inner)
-            (queue.appendleft if from_left else queue.append)(inner if from_left else outer)
-            needed = 1
-        else:
-            queue.clear()
-            queue.extend(before)
-            splits.clear()
-            splits.update(known)
-            return None
-    return tuple(group if from_left else reversed(group))

@@ -7,8 +7,8 @@ a chain of them, however long, is a list of groups of atoms, which two Reshapes,
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -127,50 +127,25 @@ class LayoutMap:
         kept = [axis for axis, size in enumerate(shape) if size == 0]
         if any(axis >= len(self.groups) for axis in kept) or shape.count(-1) > 1:
             raise NoLayout
-        wanted: list[int | Group | None] = [
-            list(self.groups[axis]) if axis in kept else None if size == -1 else size for axis, size in enumerate(shape)
-        ]
-        order = [atom for group in self.groups for atom in group]
-        open_axis = wanted.index(None) if None in wanted else len(wanted)
-        head = [self._take(order, want, last=False) for want in wanted[:open_axis]]
-        tail = [self._take(order, want, last=True) for want in reversed(wanted[open_axis + 1 :])]
-        if open_axis == len(wanted) and order:
+        wanted: list[int | Group] = [size or list(self.groups[axis]) for axis, size in enumerate(shape)]
+        order, at = deque(atom for group in self.groups for atom in group), [*shape, -1].index(-1)
+        head = take_axes(order, wanted[:at], self.sizes.__getitem__, self._cut_atom, last=False)
+        tail = take_axes(order, wanted[:at:-1], self.sizes.__getitem__, self._cut_atom, last=True)
+        middle = [list(order)] if at < len(shape) else []
+        if len(head) + len(middle) + len(tail) < len(shape) or (order and not middle):
             raise NoLayout
-        self.groups = [*head, *([order] if open_axis < len(wanted) else []), *reversed(tail)]
+        self.groups = [*head, *middle, *reversed(tail)]
 
-    def _take(self, order: Group, want: int | Group | None, *, last: bool) -> Group:
-        """Take the atoms of one new axis off an end of `order`."""
-        if isinstance(want, list):
-            taken = order[len(order) - len(want) :] if last else order[: len(want)]
-            if taken != want:
-                raise NoLayout
-            del order[len(order) - len(want) if last else 0 : len(order) if last else len(want)]
-            return taken
-        taken, left = [], want or 1
-        while left != 1:
-            if not order:
-                raise NoLayout
-            atom = order[-1 if last else 0]
-            size = self.sizes[atom]
-            if isinstance(size, str) or (left % size and size % left):
-                raise NoLayout
-            if left % size:
-                self._cut_atom(atom, order, left, last=last)
-                continue
-            taken.append(order.pop(-1 if last else 0))
-            left //= size
-        return taken[::-1] if last else taken
-
-    def _cut_atom(self, atom: int, order: Group, size: int, *, last: bool) -> None:
-        """Cut an atom in two, everywhere, so that the part at that end has this size."""
+    def _cut_atom(self, atom: int, size: int) -> tuple[int, int]:
+        """Cut an atom in two, everywhere, so that the first has this size."""
         whole, inner = self.sizes[atom], len(self.sizes)
         assert isinstance(whole, int)
-        self.sizes[atom], self.sizes[inner] = (whole // size, size) if last else (size, whole // size)
-        if atom in self.repeated:
-            self.repeated.add(inner)
-        for group in (*self.source, *self.groups, order):
+        self.sizes[atom], self.sizes[inner] = size, whole // size
+        self.repeated.update({inner} if atom in self.repeated else ())
+        for group in (*self.source, *self.groups):
             if atom in group:
                 group.insert(group.index(atom) + 1, inner)
+        return atom, inner
 
     def _size(self, group: Sequence[int]) -> Dim:
         """The size of an axis; a symbolic one has its name, and the product of one with others none."""
@@ -238,6 +213,56 @@ class LayoutMap:
             else:
                 raise NoLayout
         return LayoutCall("Reshape", tuple(shape), sizes=tuple(map(self._dim, after)))
+
+
+def take_axes(
+    order: deque[Atom],
+    wanted: Sequence[int | str | list[Atom]],
+    size_of: Callable[[Atom], int | str],
+    cut: Callable[[Atom, int], tuple[Atom, Atom]],
+    *,
+    last: bool,
+) -> list[list[Atom]]:
+    """Take the atoms of new axes off an end of `order`, axis by axis, as far as sizes tell.
+
+    Args:
+        order: the atoms.
+        wanted: of the axes, that at the end first: its size, the name of its size, or its very atoms.
+        size_of: gives the size of an atom, or the name of its size.
+        cut: cuts an atom in two parts, the first of the given size.
+        last: whether atoms are taken from the right.
+
+    Returns:
+        The atoms of the axes up to the first that does not fit.
+    """
+    take, put, place = (order.pop, order.append, -1) if last else (order.popleft, order.appendleft, 0)
+    axes: list[list[Atom]] = []
+    for want in wanted:
+        before, taken = list(order), list[Atom]()
+        if isinstance(want, int):
+            while want != 1 and order and isinstance(size := size_of(order[place]), int):
+                if not size or (want % size and size % want):
+                    break
+                atom = take()
+                if want % size:
+                    parts = cut(atom, size // want if last else want)
+                    put(parts[1 + place])
+                    atom, size = parts[place], want
+                taken.append(atom)
+                want //= size
+            fits = want == 1
+        elif isinstance(want, str):
+            taken.extend(take() for _ in before[:1])
+            fits = [size_of(atom) for atom in taken] == [want]
+        else:
+            taken.extend(take() for _ in before[: len(want)])
+            fits = taken[:: -1 if last else 1] == want
+        if not fits:
+            order.clear()
+            order.extend(before)
+            break
+        axes.append(taken[:: -1 if last else 1])
+    return axes
 
 
 @dataclass(frozen=True, slots=True)
