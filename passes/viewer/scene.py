@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -13,7 +14,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.graph.formatting import format_attribute, format_type
 from passes.graph.index import GraphIndex, constant_of
-from passes.graph.inference import infer_types
+from passes.graph.inference import types_of
 from passes.graph.op_facts import op_name
 from passes.graph.traversal import bodies_in, reads_of
 from passes.matching.flat_graph import ABSENT
@@ -35,6 +36,9 @@ MOST_ELEMENTS: Final = 2**16
 
 MOST_SEARCHED: Final = 20_000
 """Nodes of a model up to which structures are searched for."""
+
+UNKNOWN: Final = re.compile(r"\bunk__\d+\b")
+"""The name that inference gives to a dim of which it knows nothing, with another number each time."""
 
 MOST_HISTOGRAMS: Final = 2_000
 """Stored tensors that get a histogram, the first ones."""
@@ -63,7 +67,7 @@ def scene_of(model: DetachedModel, title: str = "", *, errors: Mapping[str, floa
     """
     whole = model.without_functions()
     index = whole.index
-    types = {name: format_type(info) for name, info in GraphIndex(infer_types(whole.proto)).types.items()}
+    types = {name: UNKNOWN.sub("?", format_type(info)) for name, info in types_of(whole.proto).items()}
     kinds = _structures_of(whole) if len(index.own) <= MOST_SEARCHED else {}
     bars = None if whole.unread() else _Histograms(whole)
     boxes: list[dict[str, Any]] = [

@@ -292,6 +292,15 @@ def test_names_stay_data(name: str) -> None:
     assert page.count("<script") == 3
 
 
+def test_a_dim_that_inference_named_has_no_name() -> None:
+    text = "(float[N, 4] x, int64[2] s) => (float[A, B] z) { y = Reshape (x, s) z = Relu (y) }"
+    scene = scene_of(open_model(parse(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')))
+    assert {(value, kind) for _, _, value, kind in scene.edges if value in "xy"} == {
+        ("x", "float[N,4]"),
+        ("y", "float[?,?]"),
+    }
+
+
 def test_constants_are_counted() -> None:
     boxes = scene_of(open_model(biased_attention())).boxes
     weight = next(box for box in boxes if box.get("makes") == "q0")["weights"][0]
