@@ -369,3 +369,20 @@ def assemble(
         facts.dims,
         facts.guards,
     )
+
+
+def declarations(graph: Graph) -> list[ValueDecl]:
+    """The values of `graph`, by vid, as a further graph may declare them."""
+    return [ValueDecl(value.name, value.spec, value.role, value.strides) for value in graph.values]
+
+
+def rebuild(
+    graph: Graph, decls: Sequence[ValueDecl], ops: Sequence[Op], payloads: Mapping[str, Payload] | None = None
+) -> Graph:
+    """`graph` with these values and ops; its inputs, outputs and facts keep their vids.
+
+    `payloads` are by value name, in addition to those of `graph`.
+    """
+    known = {graph.values[vid].name: payload for vid, payload in graph.payloads.items()} | dict(payloads or {})
+    facts = GraphFacts(graph.updates, graph.sources, graph.dims, graph.guards)
+    return assemble(graph.name, decls, ops, graph.inputs, graph.outputs, known, facts)

@@ -18,7 +18,7 @@ from typing import Any
 from passes.suggest import nearest
 from pipeline.argument_checks import MAPPING, a, expects
 from pipeline.errors import SourceError, UsageError
-from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
+from pipeline.ir.builder import GraphFacts, assemble, declarations
 from pipeline.ir.graph import Attr, Dim, DimRange, Graph, Op, Role, SymExpr, Value
 
 Number = int | float
@@ -187,10 +187,7 @@ def as_states(graph: Graph, pairs: Mapping[str, str]) -> Graph:
                 f"{new.dtype}{list(new.shape)}; a state has one shape and one dtype: use a cache of fixed size"
             )
     states = {inputs[name]: outputs[after] for name, after in pairs.items()}
-    decls = [
-        ValueDecl(value.name, value.spec, Role.STATE if value.vid in states else value.role, value.strides)
-        for value in graph.values
-    ]
+    decls = [replace(decl, role=Role.STATE) if vid in states else decl for vid, decl in enumerate(declarations(graph))]
     payloads = {graph.values[vid].name: payload for vid, payload in graph.payloads.items()}
     facts = GraphFacts({**graph.updates, **states}, graph.sources, graph.dims, graph.guards)
     kept_inputs = [vid for vid in graph.inputs if vid not in states]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
+from pipeline.ir.builder import ValueDecl, declarations, rebuild
 from pipeline.ir.graph import Attr, Graph, InputRef, Op, Role, TensorSpec, Value
 from pipeline.ops.aten.memory import AS_STRIDED, ORDERS
 from pipeline.ops.aten.views import as_view
@@ -26,7 +26,7 @@ class StoredForms:
     """The declared values of a graph, and permuted forms of some of them, with their axes in the order of memory."""
 
     def __init__(self, graph: Graph) -> None:
-        self.decls = [ValueDecl(value.name, value.spec, value.role, value.strides) for value in graph.values]
+        self.decls = declarations(graph)
         self._taken = {decl.name for decl in self.decls}
 
     def declare(self, vid: int, order: Sequence[int]) -> int:
@@ -59,9 +59,7 @@ def in_traced_order(graph: Graph) -> Graph:
         for inner, vid, perm in zip(stored, op.outputs, back, strict=True):
             if inner != vid:
                 ops.append(_permute(len(ops), inner, vid, perm, op))
-    payloads = {graph.values[vid].name: payload for vid, payload in graph.payloads.items()}
-    facts = GraphFacts(graph.updates, graph.sources, graph.dims, graph.guards)
-    return assemble(graph.name, forms.decls, ops, graph.inputs, graph.outputs, payloads, facts=facts)
+    return rebuild(graph, forms.decls, ops)
 
 
 def _read_in_memory_order(graph: Graph, op: Op, forms: StoredForms, ops: list[Op]) -> Op:

@@ -21,8 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from passes.suggest import nearest, plural
 from pipeline.errors import UsageError
 from pipeline.ir.check import violations
-from pipeline.ir.devices import AUTOCAST
-from pipeline.ir.graph import Attr, Graph, InputRef, Op, SymExpr, TensorSpec, TorchConst, parts
+from pipeline.ir.graph import AUTOCAST, Attr, Graph, InputRef, Op, SymExpr, TensorSpec, TorchConst, parts
 from pipeline.lowering.lower import find_wrong_kernel
 from pipeline.ops.aten import HIGHER_ORDER, is_call
 from pipeline.ops.aten.memory import AS_STRIDED, ORDERS

@@ -18,16 +18,14 @@ from pipeline.argument_checks import FLAG, MAPPING, TEXT, a, expects
 from pipeline.errors import Unsupported, UsageError
 from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir import Op, Role
-from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
-from pipeline.ir.devices import to_device
-from pipeline.ir.graph import Graph
+from pipeline.ir.builder import declarations, rebuild
+from pipeline.ir.graph import Graph, to_device
 from pipeline.lowering import lower, with_kernels
 from pipeline.lowering.memory_order import in_traced_order, memory_order
 from pipeline.ops.aten import is_call
 from pipeline.ops.aten.typed import HIGHER_ORDER
 from pipeline.ops.layout import traced_strides
 from pipeline.planning import ExecutionPlan, FeedSignature, check_against, check_plan, make_plan, refuse_named_dims
-from pipeline.runtime.attention_backends import write_attention_backends
 from pipeline.runtime.call_check import refuse_sizes_of_data, refuse_wrong_calls, refuse_wrong_graph
 from pipeline.runtime.capture import Captures, Replayable
 from pipeline.runtime.context import Context
@@ -35,6 +33,7 @@ from pipeline.runtime.devices import CPU, Device, device_of, find_device
 from pipeline.runtime.eager import apply, with_strides_of_trace
 from pipeline.runtime.kernels import PackedMemory, load_library
 from pipeline.runtime.kernels.aten.call import pure_operator
+from pipeline.runtime.kernels.attention import write_attention_backends
 from pipeline.runtime.program import BoundProgram
 from pipeline.runtime.slots import Feed, Weights, stored_tensor, with_weights
 from pipeline.runtime.tensors import dtype_name
@@ -106,14 +105,8 @@ def _read_stored(graph: Graph, vid: int) -> torch.Tensor:
 
 
 def _with_constants(graph: Graph, ops: list[Op], known: dict[int, torch.Tensor]) -> Graph:
-    decls = [
-        ValueDecl(value.name, value.spec, Role.CONST if value.vid in known else value.role, value.strides)
-        for value in graph.values
-    ]
-    payloads = {graph.values[vid].name: payload for vid, payload in graph.payloads.items()}
-    payloads |= {graph.values[vid].name: TensorPayload(tensor) for vid, tensor in known.items()}
-    facts = GraphFacts(graph.updates, graph.sources, graph.dims, graph.guards)
-    return assemble(graph.name, decls, ops, graph.inputs, graph.outputs, payloads, facts=facts)
+    decls = [replace(decl, role=Role.CONST) if vid in known else decl for vid, decl in enumerate(declarations(graph))]
+    return rebuild(graph, decls, ops, {decls[vid].name: TensorPayload(tensor) for vid, tensor in known.items()})
 
 
 A_GRAPH = a(Graph, "a Graph, as from_onnx makes; an IR of extract_ir has it as .graph")

@@ -2,8 +2,7 @@
 
 No plan, no emitters, no kernels. A value is freed after its last use.
 
-`CALLS` says how torch's higher-order operators are called: they take any function as a body, and most of them take
-arguments by position alone. `REFUSED` says of the kinds that are no operators of torch why torch cannot run them:
+`REFUSED` says of the kinds that are no operators of torch why torch cannot run them:
 importers make none of these kinds.
 """
 
@@ -20,69 +19,11 @@ from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.dims import dim_names, dims_of, fix_dims
 from pipeline.ops import Kind
 from pipeline.ops.aten import CALL_KINDS, HIGHER_ORDER, is_call, takes_any_order
+from pipeline.runtime.kernels.aten.regions import WHOLE_BODIES, Function, call_higher_order
 from pipeline.runtime.kernels.base import data_error, is_data_error, place_of
 from pipeline.runtime.operators import CPU_FALLBACKS, argument, find_operator, tensors_in
 from pipeline.runtime.tensors import as_tensor, dtype_name, resolve_views
 from pipeline.runtime.torch_state import plain_state
-
-Given = Mapping[str, Any]
-Function = Callable[..., tuple[torch.Tensor, ...]]
-
-
-def call_higher_order(name: str, given: Given) -> Any:
-    """Call `torch.ops.higher_order.<name>`.
-
-    Args:
-        name: such as `while_loop`.
-        given: argument → its value, in the order of the schema; bodies are functions on tensors.
-    """
-    operator = getattr(torch.ops.higher_order, name)
-    return CALLS.get(name, by_position)(operator, given)
-
-
-def by_position(operator: Any, given: Given) -> Any:
-    return operator(*given.values())
-
-
-def while_loop(operator: Any, given: Given) -> Any:
-    return operator(*{**given, "cond_fn": first_of(given["cond_fn"])}.values())
-
-
-def flex_attention(operator: Any, given: Given) -> Any:
-    """Torch vmaps the bodies over all pairs of positions, so each returns one tensor."""
-    *blocks, mask = given["block_mask"]
-    rest = {
-        "score_mod": first_of(given["score_mod"]),
-        "block_mask": (*blocks, first_of(mask)),
-        "kernel_options": dict(given["kernel_options"]),
-        "score_mod_other_buffers": tuple(given["score_mod_other_buffers"]),
-        "mask_mod_other_buffers": tuple(given["mask_mod_other_buffers"]),
-    }
-    return operator(*{**given, **rest}.values())
-
-
-def by_name(operator: Any, given: Given) -> Any:
-    """Call an operator that writes into copies of its arguments and returns these after its results."""
-    return operator(given["_mutable_op"], **{name: item for name, item in given.items() if name != "_mutable_op"})
-
-
-def on_bases(operator: Any, given: Given) -> Any:
-    """Version 2 addresses views by storage offset, so each base is cloned to start at offset 0."""
-    return by_name(operator, {**given, "_all_bases": [base.clone() for base in given["_all_bases"]]})
-
-
-def first_of(body: Function) -> Callable[..., torch.Tensor]:
-    """A body as a function that returns its first result."""
-    return lambda *tensors: body(*tensors)[0]
-
-
-CALLS: Mapping[str, Callable[[Any, Given], Any]] = {
-    "while_loop": while_loop,
-    "flex_attention": flex_attention,
-    "auto_functionalized": by_name,
-    "auto_functionalized_v2": on_bases,
-}
-
 
 FUSED = "it is made only when a plan is compiled, after which nothing is trained"
 
@@ -352,7 +293,3 @@ def as_function(body: Graph, own: Own, inner: list[Step] | None = None) -> Funct
         return tuple(slots[vid] for vid in body.outputs)
 
     return run
-
-
-WHOLE_BODIES = frozenset({"cond", "while_loop", "scan", "wrap_with_set_grad_enabled", "wrap_with_autocast"})
-"""Higher-order operators that call their bodies on whole tensors; others map over a dim."""

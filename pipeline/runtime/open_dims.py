@@ -13,9 +13,8 @@ import torch
 from passes.suggest import nearest, plural
 from pipeline.argument_checks import FLAG, MAPPING, a_mapping, expects
 from pipeline.errors import UsageError
-from pipeline.ir.devices import to_device
 from pipeline.ir.dims import dim_names, dims_of, evaluate, fix_dims, names_in
-from pipeline.ir.graph import Dim, Graph, Role
+from pipeline.ir.graph import Dim, Graph, Role, to_device
 from pipeline.ir.json import digest_graph
 from pipeline.runtime.capture import MOST_CAPTURES, Captures, Replayable
 from pipeline.runtime.capture.feed_buffers import as_tensors

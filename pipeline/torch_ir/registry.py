@@ -15,7 +15,7 @@ import torch
 from passes.suggest import describe_argument
 from pipeline.errors import InternalError, UsageError
 from pipeline.ir import Graph, Op, TensorSpec, check
-from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
+from pipeline.ir.builder import declarations, rebuild
 from pipeline.ir.graph import Attr, InputRef, parts
 from pipeline.runtime.eager import Own
 from pipeline.torch_ir.calls import as_attr, as_torch, check_call, find_known_operator, format_attrs, read_call
@@ -153,12 +153,10 @@ def _convert_graph(graph: Graph, registry: Registry) -> Graph:
         ops.append(_convert_op(op, node, vids, specs, registry))
     _refuse_duplicates(ops)
     stubs = [
-        ValueDecl(value.name, spec, value.role, value.strides if spec.shape == value.spec.shape else None)
-        for value, spec in zip(graph.values, specs, strict=True)
+        replace(decl, spec=spec, strides=decl.strides if spec.shape == decl.spec.shape else None)
+        for decl, spec in zip(declarations(graph), specs, strict=True)
     ]
-    payloads = {graph.values[vid].name: payload for vid, payload in graph.payloads.items()}
-    facts = GraphFacts(graph.updates, graph.sources, graph.dims, graph.guards)
-    return assemble(graph.name, stubs, ops, graph.inputs, graph.outputs, payloads, facts=facts)
+    return rebuild(graph, stubs, ops)
 
 
 def _convert_op(op: Op, node: OpNode, vids: Mapping[str, int], specs: list[TensorSpec], registry: Registry) -> Op:

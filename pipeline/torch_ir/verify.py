@@ -40,7 +40,7 @@ from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.importers.from_torch.operators import describe_operator
 from pipeline.ir import Op
 from pipeline.runtime.devices import Device
-from pipeline.runtime.eager import WHOLE_BODIES
+from pipeline.runtime.kernels.aten.regions import WHOLE_BODIES
 from pipeline.runtime.tensors import dtype_name
 from pipeline.torch_ir.comparison import (
     Difference,

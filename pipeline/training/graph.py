@@ -19,7 +19,7 @@ import torch
 from pipeline.importers.from_torch.region import Region
 from pipeline.importers.from_torch.tensors import Tensors
 from pipeline.ir import Attr, Graph, InputRef, Op, Role, TensorSpec
-from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
+from pipeline.ir.builder import GraphFacts, ValueDecl, assemble, declarations
 from pipeline.runtime.capture import RandomState
 from pipeline.runtime.eager import Own, run_eager
 from pipeline.training.optimizer import OptimizerGroup, OptimizerSettings
@@ -177,7 +177,7 @@ class _Edit:
     """Inserts ops into a graph, each as early as its operands allow, and after all consumers of what it replaces."""
 
     def __init__(self, graph: Graph) -> None:
-        self._decls = [ValueDecl(value.name, value.spec, value.role, value.strides) for value in graph.values]
+        self._decls = declarations(graph)
         self._ops: list[tuple[int, Op]] = [(op.oid, op) for op in graph.ops]
         """(Index of the graph op that it follows, new op); equal indices keep the order of insertion."""
         self._made = {value.vid: -1 if value.producer is None else value.producer for value in graph.values}

@@ -17,7 +17,7 @@ from pipeline.argument_checks import FLAG, FUNCTION, a, expects
 from pipeline.errors import InternalError, SourceError, UsageError
 from pipeline.events import Observer
 from pipeline.ir import Graph
-from pipeline.ir.devices import to_device
+from pipeline.ir.graph import to_device
 from pipeline.lowering.fusion import fuse_train_step
 from pipeline.runtime import Capture, CompiledProgram, compile_graph
 from pipeline.runtime.devices import CPU, Device, find_device

@@ -17,7 +17,7 @@ from benchmarks.cuda.__main__ import read_results, read_row, run_for, write_resu
 from benchmarks.cuda.checks import CASES, CHECKS, check_operators, operator_case, operators
 from benchmarks.cuda.measure import Bench
 from benchmarks.cuda.rows import ROWS
-from pipeline.ir.devices import to_device
+from pipeline.ir.graph import to_device
 from pipeline.lowering import with_kernels
 from pipeline.ops import KINDS, Kind
 from pipeline.ops.layout import traced_strides

@@ -18,7 +18,8 @@ ROWS = {
     "an obstacle": "| copied |  |  | on any device: it waits for the host: a value that a kernel computed decides what "
     "is launched next |",
     "a view": "| `aten.transpose.int` `aten.swapdims.default` | swap |",
-    "a kind of a pass": "| 1501 | LinearPointwise | `trans=?,add=?,bias=?,activation=s,numbers=f[]` |  |  | packed weight, C++ |  |",
+    "a kind of a pass": "| 1501 | LinearPointwise | `trans=?,add=?,bias=?,activation=s,numbers=f[]` |  |  | "
+    "packed weight, C++ |  |",
 }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from passes.suggest import nearest
 from pipeline.errors import UsageError
 from pipeline.ir.graph import Graph
-from pipeline.lowering.fusion.attention import fuse_attention
+from pipeline.lowering.fusion.attention import fuse_attention, keep_scores
 from pipeline.lowering.fusion.compounds import join_compounds
 from pipeline.lowering.fusion.gradients import (
     add_biases_in_products,
@@ -29,7 +29,6 @@ from pipeline.lowering.fusion.pointwise import (
     fuse_products,
 )
 from pipeline.lowering.fusion.rows import fuse_rows
-from pipeline.lowering.fusion.small_attention import keep_scores
 from pipeline.ops.aten import AS_STRIDED
 
 __all__ = ["CPU_FUSIONS", "CUDA_FUSIONS", "FUSIONS", "NATIVE_TRAIN_PASSES", "TRAIN_PASSES", "fuse", "fuse_train_step"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
+from pipeline.ir.builder import GraphFacts, ValueDecl, assemble, declarations
 from pipeline.ir.graph import Attr, Graph, Op, Plain, Role, TensorSpec
 from pipeline.ops.aten import call_attrs, is_call
 
@@ -58,7 +58,7 @@ class Rewrite:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._decls = [ValueDecl(value.name, value.spec, value.role, value.strides) for value in graph.values]
+        self._decls = declarations(graph)
         self._new: dict[int, list[NewOp]] = {}
         self._is_stored_anew = False
         """Whether a value has other strides than before."""

@@ -11,8 +11,7 @@ from typing import Final
 from pipeline.ir.graph import Attr, Graph, Op, TensorSpec
 from pipeline.lowering.fusion.op_patterns import FLOATS
 from pipeline.lowering.fusion.rewrite import Rewrite
-from pipeline.lowering.fusion.row_chain import MOST_OPERANDS, RowChain
-from pipeline.lowering.fusion.row_operators import TRANSLATIONS
+from pipeline.lowering.fusion.row_operators import MOST_OPERANDS, TRANSLATIONS, RowChain
 from pipeline.lowering.memory_order import memory_order
 from pipeline.ops.row_programs import Computed, Input, Instruction, write_program
 

@@ -1,4 +1,8 @@
-"""Operators with bodies. `attrs["bodies"]` has the bodies as functions from tensors to tensors."""
+"""Operators with bodies, which torch itself runs: a body is any function of tensors.
+
+`CALLS` says how torch's higher-order operators are called: most of them take arguments by position alone.
+`attrs["bodies"]` of a kernel call has the bodies as functions from a list of tensors to a list of tensors.
+"""
 
 from __future__ import annotations
 
@@ -13,91 +17,88 @@ from pipeline.runtime.kernels.aten.call import arguments
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.operators import tensors_in
 
-Tensors = Sequence[torch.Tensor]
-Function = Callable[[Tensors], Tensors]
 Given = Mapping[str, Any]
+Function = Callable[..., tuple[torch.Tensor, ...]]
+Tensors = Sequence[torch.Tensor]
 
 
 def higher_order(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     """At each launch, run the operator and copy its results into `outs`."""
     name = attrs["op"].partition(".")[2]
-    run = REGIONS.get(name)
-    if run is None:
-        raise Unsupported(f"the higher-order operator {name!r} cannot run; expected one of {', '.join(REGIONS)}")
-    return partial(_launch, run, arguments(attrs["call"], ins, attrs["bodies"]), outs)
+    if name not in RUNNABLE:
+        raise Unsupported(f"the higher-order operator {name!r} cannot run; expected one of {', '.join(RUNNABLE)}")
+    bodies = [partial(_run_body, body) for body in attrs["bodies"]]
+    return partial(_launch, name, arguments(attrs["call"], ins, bodies), outs)
 
 
-def _launch(run: Callable[[Given], Tensors], given: Given, outs: Outs) -> None:
-    for result, out in zip(run(given), outs, strict=True):
+def _launch(name: str, given: Given, outs: Outs) -> None:
+    if "_all_bases" in given:  # their views are addressed as in rows, which the arena need not have
+        given = {**given, "_all_bases": [base.contiguous() for base in given["_all_bases"]]}
+    for result, out in zip(tensors_in(call_higher_order(name, given)), outs, strict=True):
         out.copy_(result)
 
 
-def cond(given: Given) -> Tensors:
-    return given["true_fn" if given["pred"] else "false_fn"](given["operands"])
+def _run_body(body: Callable[[Tensors], Tensors], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Clones of the results, which are in the arena of the body: its next run writes there."""
+    return tuple(result.clone() for result in body(tensors))
 
 
-def while_loop(given: Given) -> Tensors:
-    carried, more = list(given["carried_inputs"]), given["additional_inputs"]
-    while given["cond_fn"]([*carried, *more])[0]:
-        carried = _clone_results(given["body_fn"]([*carried, *more]))
-    return carried
+def call_higher_order(name: str, given: Given) -> Any:
+    """Call `torch.ops.higher_order.<name>`.
 
-
-def scan(given: Given) -> Tensors:
-    """The first results of the body are carried on; the others are stacked."""
-    carried, rows = list(given["init"]), []
-    for at in range(len(given["xs"][0])):
-        results = _clone_results(
-            given["combine_fn"]([*carried, *(x[at] for x in given["xs"]), *given["additional_inputs"]])
-        )
-        carried, row = results[: len(carried)], results[len(carried) :]
-        rows.append(row)
-    return [*carried, *map(torch.stack, zip(*rows, strict=True))]
-
-
-def map_rows(given: Given) -> Tensors:
-    xs, more = given["xs"], given["pos_args"]
-    rows = [_clone_results(given["f"]([*(x[at] for x in xs), *more])) for at in range(len(xs[0]))]
-    return [*map(torch.stack, zip(*rows, strict=True))]
-
-
-def in_grad_mode(given: Given) -> Tensors:
-    """Nothing here is differentiated, so either mode computes the same."""
-    return given["wrapped_func"](_operands(given))
-
-
-def in_autocast(given: Given) -> Tensors:
-    settings = {name: given[name] for name in ("device_type", "dtype", "enabled", "cache_enabled")}
-    with torch.autocast(**settings):
-        return given["wrapped_func"](_operands(given))
-
-
-def writing_into_copies(version: str, given: Given) -> Tensors:
-    """A user's operator that writes: torch runs it on copies, and returns these after its results.
-
-    Version 2 addresses views by storage offset, which is not that of the arena, so each base is cloned.
+    Args:
+        name: such as `while_loop`.
+        given: argument → its value, in the order of the schema; bodies are functions on tensors.
     """
-    rest = {name: item for name, item in given.items() if name != "_mutable_op"}
-    if "_all_bases" in rest:
-        rest["_all_bases"] = [base.clone(memory_format=torch.contiguous_format) for base in rest["_all_bases"]]
-    return list(tensors_in(getattr(torch.ops.higher_order, version)(given["_mutable_op"], **rest)))
+    operator = getattr(torch.ops.higher_order, name)
+    return CALLS.get(name, by_position)(operator, given)
 
 
-def _operands(given: Given) -> Tensors:
-    return [tensor for name, tensor in given.items() if name.startswith("operand_")]
+def by_position(operator: Any, given: Given) -> Any:
+    return operator(*given.values())
 
 
-def _clone_results(results: Tensors) -> list[torch.Tensor]:
-    """Clones of a body's results, which are in its arena: its next run writes there."""
-    return [tensor.clone() for tensor in results]
+def while_loop(operator: Any, given: Given) -> Any:
+    return operator(*{**given, "cond_fn": first_of(given["cond_fn"])}.values())
 
 
-REGIONS: dict[str, Callable[[Given], Tensors]] = {
-    "cond": cond,
+def flex_attention(operator: Any, given: Given) -> Any:
+    """Torch vmaps the bodies over all pairs of positions, so each returns one tensor."""
+    *blocks, mask = given["block_mask"]
+    rest = {
+        "score_mod": first_of(given["score_mod"]),
+        "block_mask": (*blocks, first_of(mask)),
+        "kernel_options": dict(given["kernel_options"]),
+        "score_mod_other_buffers": tuple(given["score_mod_other_buffers"]),
+        "mask_mod_other_buffers": tuple(given["mask_mod_other_buffers"]),
+    }
+    return operator(*{**given, **rest}.values())
+
+
+def by_name(operator: Any, given: Given) -> Any:
+    """Call an operator that writes into copies of its arguments and returns these after its results."""
+    return operator(given["_mutable_op"], **{name: item for name, item in given.items() if name != "_mutable_op"})
+
+
+def on_bases(operator: Any, given: Given) -> Any:
+    """Version 2 addresses views by storage offset, so each base is cloned to start at offset 0."""
+    return by_name(operator, {**given, "_all_bases": [base.clone() for base in given["_all_bases"]]})
+
+
+def first_of(body: Function) -> Callable[..., torch.Tensor]:
+    """A body as a function that returns its first result."""
+    return lambda *tensors: body(*tensors)[0]
+
+
+CALLS: Mapping[str, Callable[[Any, Given], Any]] = {
     "while_loop": while_loop,
-    "scan": scan,
-    "map_impl": map_rows,
-    "wrap_with_set_grad_enabled": in_grad_mode,
-    "wrap_with_autocast": in_autocast,
-    **{name: partial(writing_into_copies, name) for name in ("auto_functionalized", "auto_functionalized_v2")},
+    "flex_attention": flex_attention,
+    "auto_functionalized": by_name,
+    "auto_functionalized_v2": on_bases,
 }
+
+WHOLE_BODIES = frozenset({"cond", "while_loop", "scan", "wrap_with_set_grad_enabled", "wrap_with_autocast"})
+"""Higher-order operators that call their bodies on whole tensors; others map over a dim."""
+
+RUNNABLE = (*sorted(WHOLE_BODIES), "map_impl", "auto_functionalized", "auto_functionalized_v2")
+"""Higher-order operators that a plan can hold: what vmaps a body would give it tensors without memory."""

@@ -6,8 +6,6 @@ interpreter runs the same kernels on the CPU (`TRITON_INTERPRET=1`). Untested on
 
 from __future__ import annotations
 
-from pipeline.runtime.kernels.cuda.adam import launch_adam
-from pipeline.runtime.kernels.cuda.indices import launch_clamp
-from pipeline.runtime.kernels.cuda.rows import has_triton, launch_row_program
+from pipeline.runtime.kernels.cuda.launches import has_triton, launch_adam, launch_clamp, launch_row_program
 
 __all__ = ["has_triton", "launch_adam", "launch_clamp", "launch_row_program"]

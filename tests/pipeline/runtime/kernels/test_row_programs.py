@@ -16,7 +16,7 @@ from pipeline.runtime.feeding import operands as operands_in
 from pipeline.runtime.kernels.aten.indices import clamp_by_torch
 from pipeline.runtime.kernels.base import Launch
 from pipeline.runtime.kernels.cuda import launch_adam, launch_clamp, launch_row_program
-from pipeline.runtime.kernels.cuda.rows import space_of
+from pipeline.runtime.kernels.cuda.launches import space_of
 from pipeline.runtime.kernels.cuda.source import RowSpace, Tile, join_axes, write_source
 from pipeline.runtime.kernels.products import multiply_and_activate
 from pipeline.runtime.kernels.row_programs import TORCH, compute_into

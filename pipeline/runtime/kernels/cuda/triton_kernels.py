@@ -1,7 +1,6 @@
 # pyright: reportArgumentType=false
-"""Adam over all parameters, in Triton, which gives its constants other types than Python would.
-
-Imported only where Triton is installed.
+"""The kernels of ours that are fixed, in Triton, which gives its constants other types than Python would: Adam over all
+parameters, and the check of indices. Imported only where Triton is installed.
 """
 
 from __future__ import annotations
@@ -64,3 +63,25 @@ def update(
         tl.store(largest, v.to(dtype), inside)
     p -= size * m / (tl.sqrt(v) / root + epsilon)
     tl.store(parameter, p.to(dtype), inside)
+
+
+@triton.jit
+def clamp(
+    index,  # int[count]
+    safe,  # int[count]: the same indices within low and high, or equal to `ignored`
+    flag,  # uint8[1]: 1 afterwards if an index was wrong, else as before
+    low,
+    high,
+    ignored,
+    count,
+    has_ignored: tl.constexpr,
+    length: tl.constexpr,
+):
+    places = tl.program_id(0) * length + tl.arange(0, length)
+    inside = places < count
+    given = tl.load(index + places, inside, 0)
+    found = tl.minimum(tl.maximum(given, low), high)
+    if has_ignored:
+        found = tl.where(given == ignored, given, found)
+    tl.store(safe + places, found, inside)
+    tl.store(flag + places * 0, tl.full([length], 1, tl.uint8), inside & (found != given))
