@@ -40,7 +40,7 @@ from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.ir.graph import Graph
 from pipeline.ir.json import from_json
 from pipeline.lowering import lower, with_kernels
-from pipeline.lowering.lower import in_traced_order
+from pipeline.lowering.memory_order import in_traced_order
 from pipeline.ops import emitter_of
 from pipeline.planning import check_plan, make_plan
 from pipeline.planning.alias import storage_classes

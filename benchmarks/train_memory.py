@@ -18,7 +18,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from benchmarks.train_steps import CASES, LOSS
 from pipeline.lowering import lower, with_kernels
 from pipeline.lowering.fusion import fuse_train_step
-from pipeline.lowering.lower import in_traced_order
+from pipeline.lowering.memory_order import in_traced_order
 from pipeline.planning import check_plan, make_plan
 from pipeline.training.graph import LARGE, make_graph
 from pipeline.training.optimizer import read_optimizer

@@ -18,7 +18,7 @@ from torch import nn
 from benchmarks.cuda.measure import feed_of, graph_of, weights_of
 from benchmarks.cuda.models import Classifier, Decode, mlp
 from pipeline.runtime import compile_graph
-from pipeline.runtime.devices import CudaOrder, OrderedGuard
+from pipeline.runtime.cuda_streams import CudaOrder, OrderedGuard
 from pipeline.runtime.recording import RecordingDevice
 
 CASES: Final = {

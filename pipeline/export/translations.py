@@ -15,9 +15,12 @@ import torch
 from onnxscript import ir
 from onnxscript.onnx_opset import opset18
 
-from pipeline.export.convolutions import translate_conv3d
-from pipeline.export.rounding import translate_dequantize, translate_quantize
-from pipeline.export.triangular import translate_solve_triangular
+from pipeline.export.own_forms import (
+    translate_conv3d,
+    translate_dequantize,
+    translate_quantize,
+    translate_solve_triangular,
+)
 
 op: Final[Any] = opset18
 """Typed as Any: its annotations are for eager evaluation, and here it adds nodes to torch's graph."""

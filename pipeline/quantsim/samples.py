@@ -20,8 +20,7 @@ from passes.weights.sessions import Session
 from pipeline.config import QuantSimConfig, split_factory
 from pipeline.errors import UsageError
 from pipeline.export.source import InputSpec
-from pipeline.verify.sample_files import LISTS, raw_files
-from pipeline.verify.user_inputs import input_files, read_samples
+from pipeline.verify.user_inputs import LISTS, input_files, raw_files, read_samples
 from pipeline.workspace import stamp
 
 KEY: Final = "quantsim.calibration.data"

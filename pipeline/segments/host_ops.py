@@ -5,7 +5,7 @@ The body of a Loop, a Scan or a SequenceMap is a remainder of its own, whose pla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,18 +39,6 @@ class HostNode:
         return default if value is None else int(np.asarray(value).item())
 
 
-@dataclass(frozen=True, slots=True)
-class HostOp:
-    """An operation, and the nodes that it takes."""
-
-    compute: Callable[[HostNode], list[Any]]
-    takes: Callable[[HostNode], bool] = lambda _: True
-
-
-def identity(node: HostNode) -> list[Any]:
-    return [node.inputs[0]]
-
-
 def text_constant(node: HostNode) -> list[Any]:
     found = {attribute.name: attribute for attribute in node.node.proto.attribute}
     if "value_string" in found:
@@ -58,22 +46,6 @@ def text_constant(node: HostNode) -> list[Any]:
     if "value_strings" in found:
         return [np.array([text.decode() for text in found["value_strings"].strings], object)]
     return [node.attributes.constant()]
-
-
-def sequence_construct(node: HostNode) -> list[Any]:
-    return [list(node.inputs)]
-
-
-def sequence_empty(_: HostNode) -> list[Any]:
-    return [[]]
-
-
-def sequence_length(node: HostNode) -> list[Any]:
-    return [np.array(len(node.inputs[0]), np.int64)]
-
-
-def sequence_at(node: HostNode) -> list[Any]:
-    return [node.inputs[0][node.integer(1, 0)]]
 
 
 def sequence_insert(node: HostNode) -> list[Any]:
@@ -106,14 +78,6 @@ def split_to_sequence(node: HostNode) -> list[Any]:
     if sizes is None and not node.attributes.flag("keepdims", True):
         pieces = [np.squeeze(piece, axis) for piece in pieces]
     return [pieces]
-
-
-def optional(node: HostNode) -> list[Any]:
-    return [node.operand(0)]
-
-
-def optional_has_element(node: HostNode) -> list[Any]:
-    return [np.array(node.operand(0) is not None)]
 
 
 def nonzero(node: HostNode) -> list[Any]:
@@ -181,25 +145,26 @@ def shared_part(first: np.ndarray, second: np.ndarray) -> float:
     return shared / whole if whole > 0 else 0.0
 
 
-HOST_OPS: Mapping[str, HostOp] = {
-    "Compress": HostOp(compress),
-    "ConcatFromSequence": HostOp(concat_from_sequence),
-    "Constant": HostOp(text_constant),
-    "Identity": HostOp(identity),
-    "NonMaxSuppression": HostOp(non_max_suppression),
-    "NonZero": HostOp(nonzero),
-    "Optional": HostOp(optional),
-    "OptionalGetElement": HostOp(identity),
-    "OptionalHasElement": HostOp(optional_has_element),
-    "SequenceAt": HostOp(sequence_at),
-    "SequenceConstruct": HostOp(sequence_construct),
-    "SequenceEmpty": HostOp(sequence_empty),
-    "SequenceErase": HostOp(sequence_erase),
-    "SequenceInsert": HostOp(sequence_insert),
-    "SequenceLength": HostOp(sequence_length),
-    "SplitToSequence": HostOp(split_to_sequence),
-    "Unique": HostOp(unique),
+HOST_OPS: Mapping[str, Callable[[HostNode], list[Any]]] = {
+    "Compress": compress,
+    "ConcatFromSequence": concat_from_sequence,
+    "Constant": text_constant,
+    "Identity": lambda node: [node.inputs[0]],
+    "NonMaxSuppression": non_max_suppression,
+    "NonZero": nonzero,
+    "Optional": lambda node: [node.operand(0)],
+    "OptionalGetElement": lambda node: [node.inputs[0]],
+    "OptionalHasElement": lambda node: [np.array(node.operand(0) is not None)],
+    "SequenceAt": lambda node: [node.inputs[0][node.integer(1, 0)]],
+    "SequenceConstruct": lambda node: [list(node.inputs)],
+    "SequenceEmpty": lambda _: [[]],
+    "SequenceErase": sequence_erase,
+    "SequenceInsert": sequence_insert,
+    "SequenceLength": lambda node: [np.array(len(node.inputs[0]), np.int64)],
+    "SplitToSequence": split_to_sequence,
+    "Unique": unique,
 }
+"""The outputs of a node, by its operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,72 +189,71 @@ class BodyNodes(Protocol):
 MakeRemainder = Callable[[NodeList], BodyNodes]
 
 
-class Body:
-    """A subgraph that is run many times, with what its own inputs mean, and all that is known around it."""
+class BodyNode:
+    """A node that runs its attribute `body` many times; with nothing else to know, ONNX's SequenceMap.
 
-    def __init__(
-        self, graph: onnx.GraphProto, node: PendingNode, stored: Mapping[str, Stored], make_remainder: MakeRemainder
-    ) -> None:
+    `outputs` and `inputs` are the names of the body; what it reads in addition is all that is known around the node.
+    """
+
+    def __init__(self, node: PendingNode, stored: Mapping[str, Stored], make_remainder: MakeRemainder) -> None:
+        graph = next(attribute.g for attribute in node.proto.attribute if attribute.name == "body")
         own = read_initializers(graph, None)
         self.inputs = [value.name for value in graph.input if value.name not in own]
         self.outputs = [value.name for value in graph.output]
-        self.input_types = {value.name: value.type for value in graph.input}
         self.output_types = [value.type for value in graph.output]
         nodes = [node.with_proto(proto) for proto in graph.node]
         self.remainder = make_remainder(NodeList(graph.name or "body", nodes, self.outputs, {**stored, **own}))
 
-    def run(self, inputs: Sequence[Any], around: Mapping[str, Any]) -> list[Any]:
+    def run_body(self, inputs: Sequence[Any], around: Mapping[str, Any]) -> list[Any]:
         values = {**around, **dict(zip(self.inputs, inputs, strict=False))}
         self.remainder.run(values)
         return [values[name] for name in self.outputs]
 
+    def run(self, inputs: Sequence[Any], around: Mapping[str, Any]) -> list[Any]:
+        """The body runs once for each item of a sequence, and gives an item of each result."""
+        results: list[list[Any]] = [[] for _ in self.outputs]
+        for at in range(len(inputs[0])):
+            items = [value[at] if isinstance(value, list) else value for value in inputs]
+            for result, item in zip(results, self.run_body(items, around), strict=True):
+                result.append(item)
+        return results
 
-class LoopNode:
+
+class LoopNode(BodyNode):
     """ONNX's Loop: runs the body until the count or the condition says stop; stacks what each iteration adds."""
-
-    def __init__(self, node: PendingNode, stored: Mapping[str, Stored], make_remainder: MakeRemainder) -> None:
-        graph = next(attribute.g for attribute in node.proto.attribute if attribute.name == "body")
-        self._body = Body(graph, node, stored, make_remainder)
-        self._states = len(node.proto.input) - 2
-
-    def remainders(self) -> Iterator[BodyNodes]:
-        yield self._body.remainder
 
     def run(self, inputs: Sequence[Any], around: Mapping[str, Any]) -> list[Any]:
         most, condition, *states = inputs
+        kept = len(states)
         limit = None if most is None else int(np.asarray(most).item())
         goes_on = True if condition is None else bool(np.asarray(condition).item())
-        rows: list[list[np.ndarray]] = [[] for _ in self._body.outputs[1 + self._states :]]
+        rows: list[list[np.ndarray]] = [[] for _ in self.outputs[1 + kept :]]
         count = 0
         while goes_on and (limit is None or count < limit):
-            goes_on_again, *made = self._body.run([np.array(count, np.int64), np.array(goes_on), *states], around)
-            states = made[: self._states]
-            for row, value in zip(rows, made[self._states :], strict=True):
+            goes_on_again, *made = self.run_body([np.array(count, np.int64), np.array(goes_on), *states], around)
+            states = made[:kept]
+            for row, value in zip(rows, made[kept:], strict=True):
                 row.append(np.asarray(value))
             goes_on, count = bool(np.asarray(goes_on_again).item()), count + 1
-        types = self._body.output_types[1 + self._states :]
+        types = self.output_types[1 + kept :]
         return [*states, *(stack(row, kind, 0) for row, kind in zip(rows, types, strict=True))]
 
 
-class ScanNode:
+class ScanNode(BodyNode):
     """ONNX's Scan: the body reads one slice of each sequence at a time."""
 
     def __init__(self, node: PendingNode, stored: Mapping[str, Stored], make_remainder: MakeRemainder) -> None:
-        graph = next(attribute.g for attribute in node.proto.attribute if attribute.name == "body")
+        super().__init__(node, stored, make_remainder)
         read = Attributes(node.proto)
-        self._body = Body(graph, node, stored, make_remainder)
         self._batched = node.opset < 9
         self._scans = read.integer("num_scan_inputs")
-        self._states = len(self._body.inputs) - self._scans
-        outs = len(self._body.outputs) - self._states
+        self._states = len(self.inputs) - self._scans
+        outs = len(self.outputs) - self._states
         self._in_axes = read.integers("scan_input_axes") or (0,) * self._scans
         self._out_axes = read.integers("scan_output_axes") or (0,) * outs
         directions = "directions" if self._batched else "scan_input_directions"
         self._in_back = read.integers(directions) or (0,) * self._scans
         self._out_back = read.integers("scan_output_directions") or (0,) * outs
-
-    def remainders(self) -> Iterator[BodyNodes]:
-        yield self._body.remainder
 
     def run(self, inputs: Sequence[Any], around: Mapping[str, Any]) -> list[Any]:
         if not self._batched:
@@ -314,32 +278,13 @@ class ScanNode:
             now = [
                 sequence[count - 1 - at if back else at] for sequence, back in zip(slices, self._in_back, strict=True)
             ]
-            made = self._body.run([*states, *(np.array(part, order="C") for part in now)], around)
+            made = self.run_body([*states, *(np.array(part, order="C") for part in now)], around)
             states = made[: self._states]
             for row, value in zip(rows, made[self._states :], strict=True):
                 row.append(np.asarray(value))
-        types = self._body.output_types[self._states :]
+        types = self.output_types[self._states :]
         rows = [row[::-1] if back else row for row, back in zip(rows, self._out_back, strict=True)]
         return states + [stack(row, kind, axis) for row, kind, axis in zip(rows, types, self._out_axes, strict=True)]
-
-
-class SequenceMapNode:
-    """ONNX's SequenceMap: the body runs once for each item of a sequence, and gives an item of each result."""
-
-    def __init__(self, node: PendingNode, stored: Mapping[str, Stored], make_remainder: MakeRemainder) -> None:
-        graph = next(attribute.g for attribute in node.proto.attribute if attribute.name == "body")
-        self._body = Body(graph, node, stored, make_remainder)
-
-    def remainders(self) -> Iterator[BodyNodes]:
-        yield self._body.remainder
-
-    def run(self, inputs: Sequence[Any], around: Mapping[str, Any]) -> list[Any]:
-        results: list[list[Any]] = [[] for _ in self._body.outputs]
-        for at in range(len(inputs[0])):
-            items = [value[at] if isinstance(value, list) else value for value in inputs]
-            for result, item in zip(results, self._body.run(items, around), strict=True):
-                result.append(item)
-        return results
 
 
 def stack(rows: Sequence[np.ndarray], kind: onnx.TypeProto, axis: int) -> np.ndarray:
@@ -355,8 +300,4 @@ def lengthen(rows: np.ndarray, count: int) -> np.ndarray:
     return np.concatenate([rows, np.zeros((count - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
-BODIES: Mapping[str, Callable[[PendingNode, Mapping[str, Stored], MakeRemainder], Any]] = {
-    "Loop": LoopNode,
-    "Scan": ScanNode,
-    "SequenceMap": SequenceMapNode,
-}
+BODIES: Mapping[str, type[BodyNode]] = {"Loop": LoopNode, "Scan": ScanNode, "SequenceMap": BodyNode}

@@ -62,31 +62,28 @@ class HostStep:
     calls = 1
     native_calls = 0
 
-    def __init__(
-        self, node: PendingNode, stored: Mapping[str, Stored], values: Mapping[str, Any], make_remainder: MakeRemainder
-    ) -> None:
+    def __init__(self, node: PendingNode, stored: Mapping[str, Stored], make_remainder: MakeRemainder) -> None:
         self._node, self._stored = node, stored
-        self._bodies = BODIES[node.key](node, stored, make_remainder) if node.key in BODIES else None
-        operation = HOST_OPS.get(node.key)
-        self._operation = operation if operation and operation.takes(HostNode(node, self._inputs(values))) else None
+        self._loop = BODIES[node.key](node, stored, make_remainder) if node.key in BODIES else None
+        self._operation = HOST_OPS.get(node.key)
         self._foreign: ForeignNode | None = None
 
     def run(self, values: Values) -> None:
         inputs = self._inputs(values)
-        if self._bodies is not None:
-            outputs = self._bodies.run(inputs, values)
+        if self._loop is not None:
+            outputs = self._loop.run(inputs, values)
         elif self._operation is not None:
-            outputs = self._operation.compute(HostNode(self._node, inputs))
+            outputs = self._operation(HostNode(self._node, inputs))
         else:
             outputs = self._run_elsewhere(inputs)
         proto = self._node.proto
         values.update({name: value for name, value in zip(proto.output, outputs, strict=False) if name})
 
     def remainders(self) -> Iterator[BodyNodes]:
-        return iter(()) if self._bodies is None else iter(self._bodies.remainders())
+        return iter(() if self._loop is None else (self._loop.remainder,))
 
     def fallbacks(self) -> Iterator[str]:
-        return iter(() if self._bodies or self._operation else (self._node.key,))
+        return iter(() if self._loop or self._operation else (self._node.key,))
 
     def _inputs(self, values: Mapping[str, Any]) -> list[Any]:
         return [self._value(name, values) if name else None for name in self._node.proto.input]
@@ -202,7 +199,7 @@ class Remainder:
         if first.begins:
             step: RemainderStep = PlanStep(first, self.options)
         else:
-            step = HostStep(rest.pop(0), self.part.stored, read, partial(Remainder, options=self.options))
+            step = HostStep(rest.pop(0), self.part.stored, partial(Remainder, options=self.options))
         following = Remainder(self.part.after(rest), options=self.options) if rest else None
         return Variant(signature, first.fixed, step, following)
 

@@ -23,8 +23,8 @@ from pipeline.ir import (
     to_text,
 )
 from pipeline.ir.builder import Builder
-from pipeline.ir.devices import devices_of, to_device
 from pipeline.ir.dims import evaluate, names_in
+from pipeline.ir.graph import devices_of, to_device
 from pipeline.lowering import lower, with_kernels
 from pipeline.planning import from_json, make_plan, to_json
 from pipeline.planning.files import PlanFile, decode_plans, encode_plans

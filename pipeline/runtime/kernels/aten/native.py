@@ -44,17 +44,6 @@ def addmm(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
     return launch_small(library, x, matrix, outs[0], bias=bias) or launch_any(library, x, matrix, bias, outs[0])
 
 
-def mv(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
-    """Where the columns of the matrix are rows in memory."""
-    matrix, vector = call.args
-    return launch_row_sum(library, matrix.t(), vector, outs[0])
-
-
-def matmul(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
-    x, matrix = call.args
-    return launch_any(library, x, matrix, None, outs[0])
-
-
 def linear(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
     x, weight = call.args[:2]
     return launch_any(library, x, weight.t(), call.given.get("bias"), outs[0]) if weight.dim() == 2 else None
@@ -67,11 +56,6 @@ def activate(after: Activation, library: NativeLibrary, call: AtenCall, outs: Ou
 
 def gelu(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
     return activate(Activation(GELUS[call.given.get("approximate", "none")]), library, call, outs)
-
-
-def threshold_backward(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
-    gradient, x, threshold = call.args
-    return launch_threshold_gradient(library, gradient, x, threshold, outs[0])
 
 
 def layer_norm(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
@@ -89,20 +73,6 @@ def rms_norm(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | Non
         return None
     weights, over = [] if given.get("weight") is None else [given["weight"]], given["normalized_shape"]
     return launch_norm(library, given["input"], weights, over, given["eps"], outs[0], is_centered=False)
-
-
-def softmax(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
-    return launch_softmax(library, call.args[0], call.args[1], outs[0]) if call.given.get("dtype") is None else None
-
-
-def log_softmax(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
-    x, axis, _ = call.args
-    return launch_log_softmax(library, x, axis, outs[0])
-
-
-def log_softmax_backward(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
-    gradient, output, axis, _ = call.args
-    return launch_log_softmax_gradient(library, gradient, output, axis, outs[0])
 
 
 def nll_loss(library: NativeLibrary, call: AtenCall, outs: Outs) -> Launch | None:
@@ -123,8 +93,9 @@ GELUS = {"none": "gelu", "tanh": "gelu_tanh"}
 CALLS: Mapping[str, NativeCall] = {
     "aten.mm.default": mm,
     "aten.addmm.default": addmm,
-    "aten.mv.default": mv,
-    "aten.matmul.default": matmul,
+    # Where the columns of the matrix are rows in memory.
+    "aten.mv.default": lambda library, call, outs: launch_row_sum(library, call.args[0].t(), call.args[1], outs[0]),
+    "aten.matmul.default": lambda library, call, outs: launch_any(library, *call.args, None, outs[0]),
     "aten.linear.default": linear,
     "aten.gelu.default": gelu,
     "aten.relu.default": partial(activate, Activation("relu")),
@@ -134,10 +105,16 @@ CALLS: Mapping[str, NativeCall] = {
     "aten.hardswish.default": partial(activate, Activation("hardswish")),
     "aten.layer_norm.default": layer_norm,
     "aten.rms_norm.default": rms_norm,
-    "aten.softmax.int": softmax,
-    "aten.threshold_backward.default": threshold_backward,
-    "aten._log_softmax.default": log_softmax,
-    "aten._log_softmax_backward_data.default": log_softmax_backward,
+    "aten.softmax.int": lambda library, call, outs: (
+        launch_softmax(library, *call.args[:2], outs[0]) if call.given.get("dtype") is None else None
+    ),
+    "aten.threshold_backward.default": lambda library, call, outs: launch_threshold_gradient(
+        library, *call.args, outs[0]
+    ),
+    "aten._log_softmax.default": lambda library, call, outs: launch_log_softmax(library, *call.args[:2], outs[0]),
+    "aten._log_softmax_backward_data.default": lambda library, call, outs: launch_log_softmax_gradient(
+        library, *call.args[:3], outs[0]
+    ),
     "aten.nll_loss_forward.default": nll_loss,
     "aten.nll_loss_backward.default": nll_loss_backward,
 }

@@ -1,6 +1,7 @@
 """Operators with bodies, which torch itself runs: a body is any function of tensors.
 
-`CALLS` says how torch's higher-order operators are called: most of them take arguments by position alone.
+`CALLS` says how torch's higher-order operators are called: most of them take arguments by position alone. Those of
+torch that refuse to run in a dispatch mode, as of a recording device, are written here.
 `attrs["bodies"]` of a kernel call has the bodies as functions from a list of tensors to a list of tensors.
 """
 
@@ -55,11 +56,26 @@ def call_higher_order(name: str, given: Given) -> Any:
 
 
 def by_position(operator: Any, given: Given) -> Any:
-    return operator(*given.values())
+    """Past the dispatcher, where a mode would have to know the operator."""
+    return operator.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd, operator)(*given.values())
+
+
+def cond(operator: Any, given: Given) -> Any:
+    return given["true_fn" if given["pred"] else "false_fn"](*given["operands"])
 
 
 def while_loop(operator: Any, given: Given) -> Any:
-    return operator(*{**given, "cond_fn": first_of(given["cond_fn"])}.values())
+    return by_position(operator, {**given, "cond_fn": first_of(given["cond_fn"])})
+
+
+def scan(operator: Any, given: Given) -> Any:
+    """The first results of the body are carried on; the others are stacked."""
+    carried, rows, more = list(given["init"]), [], given["additional_inputs"]
+    for at in range(len(given["xs"][0])):
+        results = given["combine_fn"](*carried, *(x[at] for x in given["xs"]), *more)
+        carried = list(results[: len(carried)])
+        rows.append(results[len(carried) :])
+    return [*carried, *map(torch.stack, zip(*rows, strict=True))]
 
 
 def flex_attention(operator: Any, given: Given) -> Any:
@@ -91,7 +107,9 @@ def first_of(body: Function) -> Callable[..., torch.Tensor]:
 
 
 CALLS: Mapping[str, Callable[[Any, Given], Any]] = {
+    "cond": cond,
     "while_loop": while_loop,
+    "scan": scan,
     "flex_attention": flex_attention,
     "auto_functionalized": by_name,
     "auto_functionalized_v2": on_bases,

@@ -288,7 +288,7 @@ def test_a_replay_allocates_nothing() -> None:
     """No tensor, by torch's count of allocations; and no Python object is left over, by the count of blocks."""
     torch.manual_seed(0)
     layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8), torch.nn.Softmax(-1))
-    modules = [(layers, (4, 8)), (torch.nn.Linear(64, 64), (32, 64)), (torch.nn.MaxPool2d(3, 2, 1), (1, 2, 8, 8))]
+    modules = [(layers, (4, 8)), (torch.nn.Linear(64, 64), (32, 64))]
     compiled = [compile_module(module.eval(), [torch.randn(sizes)]) for module, sizes in modules]
     replays = [partial(program.replay, feed, copy=False) for program, feed in compiled]
     train = compile_graph(train_graph())

@@ -1,4 +1,6 @@
-"""Systems with a triangular matrix: their form in ONNX.
+"""Forms in ONNX of what torch's exporter has none for, or a wrong one.
+
+They are systems with a triangular matrix, convolutions of three axes, and our own operators that round.
 
 The inverse of a triangular matrix is put together from blocks on the diagonal that double in size: the inverse of
 `[[A, 0], [B, C]]` is `[[A⁻¹, 0], [-C⁻¹ B A⁻¹, C⁻¹]]`. So 64 rows need 6 rounds of two products, and round as forward
@@ -7,6 +9,7 @@ substitution does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -51,3 +54,34 @@ def translate_solve_triangular(
 
 def _constant(array: np.ndarray) -> Any:
     return op.Constant(value=ir.tensor(array))
+
+
+def translate_conv3d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    groups: int = 1,
+) -> Any:
+    """`aten.conv3d`; torch 2.13 takes the form for complex numbers, whose bias has two columns where none is given."""
+    strides, pads, dilations = (list(sizes) * (3 // len(sizes)) for sizes in (stride, padding, dilation))
+    given = (input, weight) if bias is None else (input, weight, bias)
+    return op.Conv(*given, strides=strides, pads=pads * 2, dilations=dilations, group=groups)
+
+
+def translate_quantize(self: Any, scale: Any, zero_point: Any = None, *, to: str, axis: int = 1) -> Any:
+    """To int8 or uint8, with one scale, or one for each index of an axis; other arguments have no translation."""
+    return op.QuantizeLinear(self, scale, _zeros(scale, to) if zero_point is None else zero_point, axis=axis)
+
+
+def translate_dequantize(self: Any, scale: Any, zero_point: Any = None, *, to: str, axis: int = 1) -> Any:
+    """To the dtype of the scales; see `translate_quantize`."""
+    del to
+    zero = _zeros(scale, str(self.dtype).lower()) if zero_point is None else zero_point
+    return op.DequantizeLinear(self, scale, zero, axis=axis)
+
+
+def _zeros(scale: Any, dtype: str) -> Any:
+    return op.Constant(value=ir.tensor(np.zeros([int(size) for size in scale.shape], dtype)))
