@@ -351,7 +351,7 @@ def _choose_prover(
 ) -> Prover:
     """`model` itself is the reference, on draws of the shapes that `inputs` declares."""
     if proof == STRUCTURE:
-        return StructureProver(context)
+        return StructureProver()
     from passes.proof.numeric import NumericProver  # not above: a run of one step that makes a reference needs it not
 
     if feeds:

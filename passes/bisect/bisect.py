@@ -19,7 +19,7 @@ from passes.context import PassContext, limit_runs, open_context
 from passes.diff import compare_matched, match_models
 from passes.diff.types import label_of
 from passes.errors import UsageError, check_arguments, is_number
-from passes.graph.index import copy_of
+from passes.graph.index import copy_of, replace_entries
 from passes.model.analysis import what_is_invalid
 from passes.optimize import read_source
 from passes.policy.policy import Policy, check_lists
@@ -241,7 +241,5 @@ def _describe_smallest(model: DetachedModel, outcome: StepOutcome, fault: Fault)
 def _live(model: DetachedModel) -> DetachedModel:
     """`model` without dead nodes, which some passes leave for another pass to remove."""
     proto = copy_of(model.proto)
-    nodes = model.index.live[::-1]
-    del proto.graph.node[:]
-    proto.graph.node.extend(nodes)
+    replace_entries(proto.graph.node, model.index.live[::-1])
     return model.with_proto(proto)

@@ -26,6 +26,7 @@ from passes.custom_ops.declarations import add_libraries
 from passes.errors import PolicyError
 from passes.external.installed import TABLES, ask, read_groups, read_table, refuse_unknown, texts, trivial_model
 from passes.external.through_files import give_back_inputs, through_files, write
+from passes.graph.index import replace_entries
 from passes.graph.traversal import every_node
 from passes.step import CompositeStep, Description, PassResult, values
 from passes.weights.detached import DetachedModel
@@ -125,9 +126,7 @@ def _drop_unused_domains(before: onnx.ModelProto, target: str) -> None:
     after = onnx.load(target, load_external_data=False)
     used = {entry.domain for entry in before.opset_import} | {node.domain for node in every_node(after.graph)}
     used |= {node.domain for function in after.functions for node in function.node}
-    kept = [entry for entry in after.opset_import if entry.domain in used]
-    del after.opset_import[:]
-    after.opset_import.extend(kept)
+    replace_entries(after.opset_import, [entry for entry in after.opset_import if entry.domain in used])
     Path(target).write_bytes(after.SerializeToString())
 
 

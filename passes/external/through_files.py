@@ -22,7 +22,7 @@ from onnx import (
 
 from passes.context import PassContext
 from passes.errors import StepFailed
-from passes.graph.index import GraphIndex, required_inputs
+from passes.graph.index import GraphIndex, replace_entries, required_inputs
 from passes.graph.traversal import every_graph
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, read_model
 from passes.weights.files import save
@@ -84,10 +84,7 @@ def give_back_inputs(source: str, model: onnx.ModelProto) -> None:
     before = onnx.load(source, load_external_data=False).graph
     has = GraphIndex(model.graph).inputs
     inputs = [has.pop(info.name, info) for info in required_inputs(before)]
-    inputs += [info for info in model.graph.input if info.name in has]
-    restored = onnx.GraphProto(input=inputs)  # a copy, since clearing the field frees them
-    del model.graph.input[:]
-    model.graph.input.extend(restored.input)
+    replace_entries(model.graph.input, [*inputs, *has.values()])
 
 
 class ShortNames:

@@ -26,7 +26,7 @@ from passes.graph.index import copy_of, drop_unread, replace_entries, unread_ten
 from passes.graph.inference import infer_types
 from passes.graph.layer_calls import LAYERS, inline_layers, layer_functions, module_of, rename_module, rename_values
 from passes.graph.traversal import reads_of, sort_nodes
-from passes.model.canonical import CanonicalModel
+from passes.model.analysis import AnalyzedModel
 from passes.model.signature import describe_defaults
 from passes.proof.coverage import Coverage
 from passes.proof.prover import Measurement, Prover, Sensitivity
@@ -263,8 +263,6 @@ class _BodyFolder:
 class LayoutProver:
     """A `Prover` that answers for a laid-out graph, which has each body once: it asks `prover` about the rebuilt model.
 
-    It ignores `canonical`, which is the form of the laid-out graph and not of the rebuilt model.
-
     Args:
         rebuild: makes the model for `prover` from the laid-out graph: `FunctionLayout.whole` (flat) where models run,
             `FunctionLayout.fold` (with functions) where only structures are checked. It raises StepFailed where a pass
@@ -273,17 +271,12 @@ class LayoutProver:
 
     prover: Prover
     rebuild: Callable[[DetachedModel], DetachedModel]
-    _latest: tuple[ModelProto | None, DetachedModel | None] = field(default=(None, None), init=False)
+    _latest: tuple[ModelProto | None, AnalyzedModel | None] = field(default=(None, None), init=False)
 
-    def start(self) -> None:
-        self.prover.start()
-
-    def watch(
-        self, model: DetachedModel, instances: Sequence[Instance], canonical: CanonicalModel | None = None
-    ) -> None:
+    def watch(self, model: AnalyzedModel, instances: Sequence[Instance]) -> None:
         """Search the rebuilt model for the kinds of `instances`: a structure in a body is there once for each call."""
-        rebuilt = self._rebuilt(model)
-        view = GraphView(rebuilt)
+        rebuilt = self._rebuilt(model.model)
+        view = GraphView(rebuilt.model)
         searches = {kind: structure_of(kind) for kind in dict.fromkeys(instance.kind for instance in instances)}
         found = {kind: search.search(view).instances for kind, search in searches.items() if search is not None}
         held = TrackedStructures(found, enforced=frozenset(found), pinned=frozenset())
@@ -292,26 +285,26 @@ class LayoutProver:
     def feeds(self) -> Sequence[Mapping[str, np.ndarray]]:
         return self.prover.feeds()
 
-    def measure(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Measurement:
-        return self.prover.measure(self._rebuilt(model))
+    def measure(self, model: AnalyzedModel) -> Measurement:
+        return self.prover.measure(self._rebuilt(model.model))
 
-    def run(self, model: DetachedModel, canonical: CanonicalModel | None = None, *, hold: bool = True) -> Measurement:
-        return self.prover.run(self._rebuilt(model), hold=hold)
+    def run(self, model: AnalyzedModel, *, hold: bool = True) -> Measurement:
+        return self.prover.run(self._rebuilt(model.model), hold=hold)
 
     def has_run(self, model: DetachedModel) -> bool:
-        return self.prover.has_run(self._rebuilt(model))
+        return self.prover.has_run(self._rebuilt(model).model)
 
     def power(self) -> Sensitivity:
         return self.prover.power()
 
-    def coverage(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Coverage:
-        return self.prover.coverage(self._rebuilt(model))
+    def coverage(self, model: AnalyzedModel) -> Coverage:
+        return self.prover.coverage(self._rebuilt(model.model))
 
-    def _rebuilt(self, model: DetachedModel) -> DetachedModel:
+    def _rebuilt(self, model: DetachedModel) -> AnalyzedModel:
         """The model rebuilt from `model`, kept until another model is asked about: `prover.has_run` compares
         objects."""
         if self._latest[0] is not model.proto:
-            self._latest = (model.proto, self.rebuild(model))
+            self._latest = (model.proto, AnalyzedModel(self.rebuild(model)))
         rebuilt = self._latest[1]
         assert rebuilt is not None
         return rebuilt

@@ -20,7 +20,7 @@ from passes.graph.index import required_inputs
 from passes.guard.call_log import GuardedCall, Returned
 from passes.guard.calls.base import CallPlan, InterceptedCall
 from passes.guard.settings import CombinedPolicy
-from passes.model.canonical import CanonicalModel
+from passes.model.analysis import AnalyzedModel
 from passes.optimize import FIRST_SIZE, drawn_shape, open_dims, plan_draws
 from passes.proof.draws import FURTHER_SIZES, Draw, DrawPlan
 from passes.proof.numeric import NumericProver
@@ -98,7 +98,7 @@ class _Judge:
             prover = numbers_prover(call, watched.must_hold(), context)
         except NotComparable as reason:
             notes = [_line(f"only the structure is proven: {reason}")]
-            return cls(call, policy, context, record, watched, StructureProver(context), False, notes)
+            return cls(call, policy, context, record, watched, StructureProver(), False, notes)
         return cls(call, policy, context, record, watched, prover, True, [])
 
     def attempt(self, plan_of: Callable[[], CallPlan | None]) -> tuple[PassRun | None, CallPlan | None, str]:
@@ -132,7 +132,7 @@ class _Judge:
         if _signature(model) != _signature(self.call.model):
             return ""
         try:
-            why = self.prover.measure(model).why
+            why = self.prover.measure(AnalyzedModel(model)).why
         except StepFailed as failure:
             why = str(failure)
         return why and _line(f"differs: {why}")
@@ -214,11 +214,9 @@ class NumbersProver(NumericProver):
 
     _has_looked = False
 
-    def watch(
-        self, model: DetachedModel, instances: Sequence[Instance], canonical: CanonicalModel | None = None
-    ) -> None:
+    def watch(self, model: AnalyzedModel, instances: Sequence[Instance]) -> None:
         if not self._has_looked:
-            super().watch(model, instances, canonical)
+            super().watch(model, instances)
         self._has_looked = True
 
 
@@ -241,7 +239,7 @@ def numbers_prover(call: InterceptedCall, instances: Sequence[Instance], context
 
 def _watching(call: InterceptedCall, prover: NumericProver, instances: Sequence[Instance]) -> NumericProver:
     try:
-        prover.watch(call.model, instances)
+        prover.watch(AnalyzedModel(call.model), instances)
         prover.power()
     except (ModelError, StepFailed) as error:
         raise NotComparable(str(error)) from error

@@ -20,7 +20,8 @@ from onnx import NodeProto, TensorProto
 from passes.graph.index import GraphIndex, computed_values, copy_of, extract
 from passes.graph.inference import INTEGERS, infer_types
 from passes.graph.op_facts import PRODUCTS, first_output, is_opaque
-from passes.model.canonical import CanonicalModel, ValueDigests
+from passes.model.analysis import AnalyzedModel
+from passes.model.canonical import ValueDigests
 from passes.proof.prover import Measurement
 from passes.proof.tables import NEW, tensor_of
 from passes.weights.detached import DetachedModel
@@ -65,15 +66,12 @@ class Claims:
         return all(ours[name] == theirs[name] for name in names if name in ours and name in theirs)
 
 
-def make_claims(
-    before: ProvenModel, after: DetachedModel, canonical: CanonicalModel, equal: Mapping[str, str]
-) -> Claims | None:
+def make_claims(before: ProvenModel, after: AnalyzedModel, equal: Mapping[str, str]) -> Claims | None:
     """Claim that every value that is computed in a new way under its old name is still the same value.
 
     Args:
         before: a model that was proven.
         after: the model that a step made of it.
-        canonical: the canonical form of `after`.
         equal: value digests → the digest of a value that was proven to be equal.
 
     Returns:
@@ -88,8 +86,8 @@ def make_claims(
         names[name] = digest
         return before.digests.values[name]
 
-    digests = canonical.value_digests(substitute)
-    return Claims(after, digests, names) if digests.whole == before.digests.whole else None
+    digests = after.canonical.value_digests(substitute)
+    return Claims(after.model, digests, names) if digests.whole == before.digests.whole else None
 
 
 def small_values(model: DetachedModel) -> list[str]:

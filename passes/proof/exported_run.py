@@ -13,7 +13,8 @@ from typing import Final
 
 from passes.graph.index import GraphIndex, computed_values, extract, values_read
 from passes.graph.traversal import reads_of
-from passes.model.canonical import CanonicalModel, ValueDigests, canonicalize
+from passes.model.analysis import AnalyzedModel
+from passes.model.canonical import ValueDigests
 from passes.proof.claims import small_values
 from passes.proof.gauges import Readings, gauges_of
 from passes.proof.noise import FixedNoise
@@ -88,27 +89,26 @@ class ExportedRun:
     """What is measured on the exported model.
 
     Args:
-        source: the exported model.
+        analyzed: the exported model, the source of all others.
         instances: structures whose values are compared, and whose weights get the fault, all at once.
-        source_types: the floating types that the source of the model computes in; None: all floating types in `source`.
-        digest: gives the digests of the values of a canonical form.
-        canonical: the canonical form of `source`, where the caller has it already.
+        source_types: the floating types that the source of the model computes in; None: all floating types in it.
+        digest: gives the digests of the values of a model.
     """
 
     def __init__(
         self,
-        source: DetachedModel,
+        analyzed: AnalyzedModel,
         instances: Sequence[Instance],
         source_types: Collection[str] | None,
-        digest: Callable[[CanonicalModel], ValueDigests],
-        canonical: CanonicalModel | None,
+        digest: Callable[[AnalyzedModel], ValueDigests],
     ) -> None:
+        source = analyzed.model
         self.noise = FixedNoise.of(source)
         self.model = self.noise.apply(source) if self.noise.nodes else source
         """The exported model, with its noise fixed."""
         self.gauges = gauges_of(source)
         self.fault = build_fault(self.model, instances)
-        self.digests = digest(canonical if canonical is not None and self.model is source else canonicalize(self.model))
+        self.digests = digest(analyzed if self.model is source else AnalyzedModel(self.model))
         self.outputs = tuple(info.name for info in source.proto.graph.output)
         self.own_outputs: tuple[str, ...] = ()
         """Outputs that become the expected outputs."""

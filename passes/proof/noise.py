@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from passes.graph.index import GraphIndex
+from passes.graph.index import GraphIndex, replace_entries
 from passes.graph.inference import types_of
 from passes.graph.op_facts import ONNX_DOMAINS, RANDOM_OPS, first_output, opset_of
 from passes.graph.traversal import bodies_in, every_node, inline_functions
@@ -185,9 +185,7 @@ class _NoiseWriter:
                 self._write_graph(body, (*turns, *own), false)
             is_random = draws_numbers(node, false) and any(node.output)
             nodes.extend(self._replace(node, turns) if is_random else [node])
-        kept = GraphProto(node=nodes)  # a copy, since clearing the field frees the nodes
-        del graph.node[:]
-        graph.node.extend(kept.node)
+        replace_entries(graph.node, nodes)
 
     def _replace(self, node: NodeProto, turns: tuple[str, ...]) -> list[NodeProto]:
         """The nodes that compute the results of `node`."""

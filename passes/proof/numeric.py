@@ -18,7 +18,8 @@ import onnx
 
 from passes.context import PassContext
 from passes.errors import ModelError, StepCrashed, StepFailed, StepTimedOut
-from passes.model.canonical import CanonicalModel, ValueDigests, canonicalize
+from passes.model.analysis import AnalyzedModel
+from passes.model.canonical import ValueDigests
 from passes.proof.claims import ProvenModel, make_claims, part_of, small_values
 from passes.proof.coverage import Coverage, coverage_of
 from passes.proof.draws import BROUGHT_DOWN, DrawPlan, Trait
@@ -108,12 +109,7 @@ class NumericProver:
         prover._is_own, prover._plan = True, plan
         return prover
 
-    def start(self) -> None:
-        self._context.start()
-
-    def watch(
-        self, model: DetachedModel, instances: Sequence[Instance], canonical: CanonicalModel | None = None
-    ) -> None:
+    def watch(self, model: AnalyzedModel, instances: Sequence[Instance]) -> None:
         """Compare the values at `instances` too, and measure whether a fault in their weights is detected.
 
         `model` is the exported model, whose outputs have been compared with the reference. The worker runs it while the
@@ -127,7 +123,7 @@ class NumericProver:
         if not self._references and self._plan is None:
             return
         self._power = None
-        run = self._exported = ExportedRun(model, instances, self._source_types, self._digests, canonical)
+        run = self._exported = ExportedRun(model, instances, self._source_types, self._digests)
         self._probes = run.probes
         self._judge_by({name: run.types[name] for name in (*run.outputs, *run.inner) if name in run.types})
         own, left = run.random_outputs(self._client.criteria.computed_in)
@@ -164,13 +160,11 @@ class NumericProver:
         self._record_exported(run, answered)
         self._answer = None
 
-    def _fix_noise(
-        self, model: DetachedModel, canonical: CanonicalModel | None
-    ) -> tuple[DetachedModel, CanonicalModel]:
-        """`model` with the noise of the exported model, and its canonical form."""
+    def _fix_noise(self, model: AnalyzedModel) -> AnalyzedModel:
+        """`model` with the noise of the exported model."""
         noise = self._exported.noise if self._exported is not None else FixedNoise(())
-        fixed = noise.apply(model) if noise.nodes else model
-        return fixed, canonical if canonical is not None and fixed is model else canonicalize(fixed)
+        fixed = noise.apply(model.model) if noise.nodes else model.model
+        return model if fixed is model.model else AnalyzedModel(fixed)
 
     def _judge_by(self, types: Precisions) -> None:
         """Take the tolerances of values from the types that the exported model computes them in.
@@ -193,7 +187,7 @@ class NumericProver:
             StepFailed: onnxruntime refuses or stops.
         """
         self._judge_by(computed_types(model, model.index.outputs, self._source_types))
-        return self.run(model, hold=False)
+        return self.run(AnalyzedModel(model), hold=False)
 
     def power(self) -> Sensitivity:
         """Whether a fault in the kept weights would be detected; measured at the first call."""
@@ -208,52 +202,51 @@ class NumericProver:
                     self._power = fault.unseen()
         return replace(self._power, weak=tuple(dict.fromkeys(term.name for term in self._weak)))
 
-    def measure(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Measurement:
+    def measure(self, model: AnalyzedModel) -> Measurement:
         """Compare every draw. A model that computes the same as one before is not run again.
 
         Raises:
             StepFailed: onnxruntime refuses or stops.
         """
         self._take_exported()
-        fixed, canonical = self._fix_noise(model, canonical)
-        digests = self._digests(canonical)
+        fixed = self._fix_noise(model)
+        digests = self._digests(fixed)
         if digests.whole not in self._measured:
             wrong = self._wrong_tables(model, digests)
             if wrong:
                 return Measurement({}, {}, wrong)
-            known = self._prove_equal(fixed, canonical)
-            self._measured[digests.whole] = known or self.run(model, canonical)
+            self._measured[digests.whole] = self._prove_equal(fixed) or self.run(model)
         return self._measured[digests.whole]
 
-    def run(self, model: DetachedModel, canonical: CanonicalModel | None = None, *, hold: bool = True) -> Measurement:
+    def run(self, model: AnalyzedModel, *, hold: bool = True) -> Measurement:
         self._take_exported()
-        fixed, canonical = self._fix_noise(model, canonical)
-        digests = self._digests(canonical)
+        analyzed = self._fix_noise(model)
+        fixed, digests = analyzed.model, self._digests(analyzed)
         computed = fixed.index.live_values
         inner = [name for name in self._probes if name in computed]
         held = self._client.held_digests()
         names = (*small_values(fixed), *inner) if hold else ()
         fresh = {name: digest for name in names if (digest := digests.values[name]) not in held}
         answer = self._client.run(fixed, inner, fresh)
-        self._ran = model.proto
+        self._ran = model.model.proto
         return self._record(fixed, digests, answer, inner)
 
     def has_run(self, model: DetachedModel) -> bool:
         return self._ran is model.proto
 
-    def coverage(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Coverage:
+    def coverage(self, model: AnalyzedModel) -> Coverage:
         self._take_exported()
         draws = [reference.draw for reference in self._references if reference.draw is not None]
         labels = [reference.label for reference in self._references]
-        fixed, canonical = self._fix_noise(model, canonical)
-        self._wrong_tables(model, self._digests(canonical))
+        analyzed = self._fix_noise(model)
+        self._wrong_tables(model, self._digests(analyzed))
         tables, uncovered = (self._tables.tables, self._tables.uncovered) if self._tables else ((), ())
-        computed = fixed.index.live_values
+        computed = analyzed.model.index.live_values
         lost = [term for term in self._weak if computed.intersection(self._probes).isdisjoint(term.compared)]
         weak = dict.fromkeys(WEAK.format(term.name) for term in lost)
         gauges = self._exported.gauges if self._exported is not None else Gauges()
         known = (self._inputs, (*self._skipped, *weak), gauges, self._readings, tables, uncovered)
-        return coverage_of(draws, labels, *known, self._measure_changes(fixed), ranges_of(self._references))
+        return coverage_of(draws, labels, *known, self._measure_changes(analyzed.model), ranges_of(self._references))
 
     def _measure_changes(self, model: DetachedModel) -> tuple[Gauges, Readings]:
         """Gauges in the nodes that passes have brought into the final `model`, and what they read."""
@@ -262,9 +255,9 @@ class NumericProver:
             gauges = replace(gauges, lookups=())  # tables are compared with those of the source
         return gauges, Readings() if gauges == Gauges(nested=gauges.nested) else self._client.read_gauges(model, gauges)
 
-    def _wrong_tables(self, model: DetachedModel, digests: ValueDigests) -> str:
+    def _wrong_tables(self, model: AnalyzedModel, digests: ValueDigests) -> str:
         """The fault in the rows of tables that no draw reads; empty for none."""
-        return "" if self._tables is None else self._tables.fault_of(model, digests, self._match_tables)
+        return "" if self._tables is None else self._tables.fault_of(model.model, digests, self._match_tables)
 
     def _match_tables(self, tables: TablesPart) -> Sequence[Match]:
         source, tolerances = portable(tables.model, self._context.spill), self._client.criteria.tolerances
@@ -327,13 +320,13 @@ class NumericProver:
             self._measured[digests.whole] = measurement
         return measurement
 
-    def _digests(self, canonical: CanonicalModel) -> ValueDigests:
-        return canonical.value_digests(lambda _, digest: self._equal.get(digest, digest))
+    def _digests(self, model: AnalyzedModel) -> ValueDigests:
+        return model.canonical.value_digests(lambda _, digest: self._equal.get(digest, digest))
 
-    def _prove_equal(self, model: DetachedModel, canonical: CanonicalModel) -> Measurement | None:
+    def _prove_equal(self, model: AnalyzedModel) -> Measurement | None:
         """The measurement of the model before, if every claim that makes `model` equal to it holds; else None."""
         before = self._before
-        claims = make_claims(before, model, canonical, self._equal) if before is not None and self._references else None
+        claims = make_claims(before, model, self._equal) if before is not None and self._references else None
         if before is None or claims is None or not claims.cover(before, self._probes):
             return None
         if claims.names:
@@ -344,8 +337,8 @@ class NumericProver:
             except StepFailed:  # the part does not run by itself; the whole model may
                 return None
         self._equal |= {digest: before.digests.values[name] for name, digest in claims.names.items()}
-        self._before = ProvenModel(model, claims.digests, before.measurement)
-        self._measured[self._digests(canonical).whole] = before.measurement
+        self._before = ProvenModel(model.model, claims.digests, before.measurement)
+        self._measured[self._digests(model).whole] = before.measurement
         return before.measurement
 
 

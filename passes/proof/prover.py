@@ -10,9 +10,8 @@ from typing import ClassVar, Final, Protocol
 
 import numpy as np
 
-from passes.context import PassContext
 from passes.errors import InferenceStopped, StepFailed
-from passes.model.canonical import CanonicalModel
+from passes.model.analysis import AnalyzedModel
 from passes.proof.coverage import Coverage
 from passes.proof.draws import Draw
 from passes.proof.numbers import Errors, only_compared
@@ -120,23 +119,14 @@ NOTHING: Final[Measurement] = Measurement({}, {})
 
 
 class Prover(Protocol):
-    """Decides for each model that a pass returns whether it still computes what the exported model computes.
+    """Decides for each model that a pass returns whether it still computes what the exported model computes."""
 
-    `canonical` is the canonical form of `model`, where the caller has it already.
-    """
-
-    def start(self) -> None:
-        """Start the workers ahead of the first call."""
-
-    def watch(
-        self, model: DetachedModel, instances: Sequence[Instance], canonical: CanonicalModel | None = None
-    ) -> None:
+    def watch(self, model: AnalyzedModel, instances: Sequence[Instance]) -> None:
         """Take a model as the exported model, and compare values inside of it too.
 
         Args:
             model: the exported model.
             instances: structures whose values are compared, and whose weights have to be seen by the draws.
-            canonical: the canonical form of `model`, where the caller has it.
 
         Raises:
             ModelError: it cannot be compared. A later question may say so too: the model is run meanwhile.
@@ -147,12 +137,11 @@ class Prover(Protocol):
         """The inputs that the user gave, or those of all draws where there are none; none where nothing is run."""
         ...
 
-    def measure(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Measurement:
+    def measure(self, model: AnalyzedModel) -> Measurement:
         """How far a model is from the reference.
 
         Args:
             model: a model that steps have made of the exported one.
-            canonical: its canonical form, where the caller has it.
 
         Returns:
             The errors by output and by inner value; `why` is empty if all are within tolerance.
@@ -162,12 +151,11 @@ class Prover(Protocol):
         """
         ...
 
-    def run(self, model: DetachedModel, canonical: CanonicalModel | None = None, *, hold: bool = True) -> Measurement:
+    def run(self, model: AnalyzedModel, *, hold: bool = True) -> Measurement:
         """`measure` by running the whole model.
 
         Args:
             model: a model that steps have made of the exported one.
-            canonical: its canonical form, where the caller has it.
             hold: keep values that later proofs compare with.
 
         Returns:
@@ -193,12 +181,11 @@ class Prover(Protocol):
         """Whether a fault in the kept weights would be detected."""
         ...
 
-    def coverage(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Coverage:
+    def coverage(self, model: AnalyzedModel) -> Coverage:
         """What the proof covered of the exported model.
 
         Args:
             model: the final model.
-            canonical: its canonical form, where the caller has it.
 
         Returns:
             The draws, what they reached, and what they missed.
@@ -213,23 +200,15 @@ class StructureProver:
     structures with their weights. Whether the model computes the same stays open.
     """
 
-    def __init__(self, context: PassContext) -> None:
-        self._context = context
-
-    def start(self) -> None:
-        self._context.worker.start()
-
-    def watch(
-        self, model: DetachedModel, instances: Sequence[Instance], canonical: CanonicalModel | None = None
-    ) -> None: ...
+    def watch(self, model: AnalyzedModel, instances: Sequence[Instance]) -> None: ...
 
     def feeds(self) -> Sequence[Mapping[str, np.ndarray]]:
         return ()
 
-    def measure(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Measurement:
+    def measure(self, model: AnalyzedModel) -> Measurement:
         return NOTHING
 
-    def run(self, model: DetachedModel, canonical: CanonicalModel | None = None, *, hold: bool = True) -> Measurement:
+    def run(self, model: AnalyzedModel, *, hold: bool = True) -> Measurement:
         return NOTHING
 
     def has_run(self, model: DetachedModel) -> bool:
@@ -238,7 +217,7 @@ class StructureProver:
     def power(self) -> Sensitivity:
         return Sensitivity(math.inf, ())
 
-    def coverage(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Coverage:
+    def coverage(self, model: AnalyzedModel) -> Coverage:
         return Coverage()
 
 

@@ -80,7 +80,7 @@ def annotations_of(node: NodeProto | TensorProto) -> NodeAnnotations:
     )
 
 
-def replace_entries(node: NodeProto | TensorProto, entries: Mapping[str, str]) -> None:
+def write_metadata(node: NodeProto | TensorProto, entries: Mapping[str, str]) -> None:
     """Give `node` these metadata entries in place of its own of the same keys; an empty text removes one."""
     rest = [entry for entry in node.metadata_props if entry.key not in entries]
     del node.metadata_props[:]
@@ -95,7 +95,7 @@ def write_annotations(node: NodeProto | TensorProto, marks: NodeAnnotations) -> 
     lists = {REPLACED_KEY: marks.replaced, CHANGED_KEY: marks.changed}
     entries = {AUTHOR_KEY: marks.author, COUNT_KEY: str(marks.count) if marks.count > len(marks.replaced) else ""}
     entries |= {key: json.dumps(names, ensure_ascii=False) if names else "" for key, names in lists.items()}
-    replace_entries(node, entries)
+    write_metadata(node, entries)
 
 
 def join_annotations(author: str, replaced: Iterable[NodeProto]) -> NodeAnnotations:
@@ -208,7 +208,7 @@ def write_module_path(node: NodeProto, module: ModulePath, author: str) -> None:
         CLASSES_KEY: repr([*module.classes, author]),
         STACK_KEY: "\n".join(module.frames),
     }
-    replace_entries(node, entries)
+    write_metadata(node, entries)
 
 
 @lru_cache(maxsize=4096)

@@ -23,8 +23,8 @@ from passes.provenance.annotations import (
     SHOWN,
     NodeAnnotations,
     annotations_of,
-    replace_entries,
     write_annotations,
+    write_metadata,
 )
 from passes.weights.detached import DetachedModel
 from passes.weights.relations import TensorForms
@@ -203,7 +203,7 @@ def _mark(tensor: TensorProto, sources: _Chain, models: tuple[DetachedModel, Det
         forms.append(form_of(weight))
     is_back = forms == ["transposed", "transposed"] and len(tensor.dims) == 2
     write_annotations(tensor, NodeAnnotations(author, tuple(names)[:SHOWN], len(names)))
-    replace_entries(tensor, {FORM_KEY: _strongest(forms) if names and not is_back else ""})
+    write_metadata(tensor, {FORM_KEY: _strongest(forms) if names and not is_back else ""})
     _write_part(tensor, part_of(weights[0]) if len(weights) == 1 else "")
 
 

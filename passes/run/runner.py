@@ -70,7 +70,7 @@ def run_passes(
     made_later = {kind for step in steps for kind in step.makes_structures}
     watched = find_structures(model, policy, names, made_later, observes=observes)
     before = AnalyzedModel(model)
-    prover.watch(model, watched.must_hold(), before.canonical if steps else None)
+    prover.watch(before, watched.must_hold())
     refuses = policy.contrib == "refuse"
     loop = _PassLoop(before, before, watched, prover, context, reproducers, on_change, refuses)
     runnable = [with_skips(step, policy, context) for step in steps]
@@ -91,7 +91,7 @@ def run_passes(
         begun = ended
     loop.conclude()
     refuse_unmatched(loop.watched, policy, loop.model)
-    power, coverage = prover.power(), prover.coverage(loop.model, loop.current.canonical if steps else None)
+    power, coverage = prover.power(), prover.coverage(loop.current)
     named = name_weights(model, loop.model)  # last: what was proven goes by the names from before
     final = restore_version(source, fill_in_outputs(named))
     return PassRun(
@@ -173,7 +173,7 @@ class _PassLoop:
     def _fault_of(self, analyzed: AnalyzedModel) -> str:
         """What a run of the whole model finds wrong; empty for nothing."""
         try:
-            return self.prover.run(analyzed.model, analyzed.canonical, hold=False).why
+            return self.prover.run(analyzed, hold=False).why
         except StepFailed as failure:
             return str(failure)
 

@@ -15,7 +15,7 @@ import onnx
 from onnx import ValueInfoProto
 
 from passes.errors import PolicyError
-from passes.graph.index import GraphIndex, computed_values, delete_named
+from passes.graph.index import GraphIndex, computed_values, copy_of, delete_named
 from passes.graph.traversal import live_nodes, reads_of
 from passes.model.signature import hide_defaults
 from passes.policy.policy import Policy
@@ -241,13 +241,12 @@ def unpin(model: DetachedModel, outputs: Iterable[str]) -> DetachedModel:
     """
     own = set(outputs)
     graph = model.proto.graph
-    pinned = [output for output in graph.output if output.name not in own]
+    pinned = [copy_of(output) for output in graph.output if output.name not in own]
+    names = {output.name for output in pinned}
     if not pinned:
         return model
-    stays = [output for output in graph.output if output.name in own]
-    del graph.output[:]
-    graph.output.extend(stays)
-    freed = _nodes_only_for(graph, {output.name for output in pinned})
+    delete_named(graph.output, names)
+    freed = _nodes_only_for(graph, names)
     for index in sorted(freed, reverse=True):
         del graph.node[index]
     computed = computed_values(graph.node) if freed else {}

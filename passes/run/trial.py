@@ -235,7 +235,7 @@ class Trial:
         """`attempt` with its output values judged, if it has changed the model and its structure is right."""
         if attempt.why or not attempt.changed:
             return attempt
-        measurement = self.prover.measure(attempt.model, attempt.after.canonical)
+        measurement = self.prover.measure(attempt.after)
         return replace(attempt, measurement=measurement, why=measurement.why and f"differs: {measurement.why}")
 
     def _receive(

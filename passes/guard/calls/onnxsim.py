@@ -14,7 +14,7 @@ from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.external import onnxsim
 from passes.external.onnxsim import STAGES, OnnxSim
-from passes.graph.index import required_inputs
+from passes.graph.index import delete_named, required_inputs
 from passes.guard.calls.base import (
     CallPlan,
     InProcessStep,
@@ -185,9 +185,7 @@ def _without_outputs(model: DetachedModel, options: dict[str, Any]) -> DetachedM
         return model
     del options["unused_output"]
     proto = model.copy_proto()
-    remaining = [info for info in model.proto.graph.output if info.name not in names]
-    del proto.graph.output[:]
-    proto.graph.output.extend(remaining)
+    delete_named(proto.graph.output, names)
     return model.with_proto(proto)
 
 

@@ -12,7 +12,8 @@ import pytest
 
 import passes
 from passes.context import PassContext
-from passes.model.canonical import CanonicalModel, canonicalize, value_digests
+from passes.model.analysis import AnalyzedModel
+from passes.model.canonical import value_digests
 from passes.proof.claims import Claims, ProvenModel, make_claims, part_of
 from passes.proof.numeric import NumericProver
 from passes.proof.prover import Measurement
@@ -46,7 +47,7 @@ def model(text: str = BEFORE, **old_to_new: str) -> DetachedModel:
 
 def claims_of(before: DetachedModel, after: DetachedModel) -> tuple[ProvenModel, Claims | None]:
     proven = ProvenModel(before, value_digests(before), Measurement({}, {}))
-    return proven, make_claims(proven, after, canonicalize(after), {})
+    return proven, make_claims(proven, AnalyzedModel(after), {})
 
 
 def test_a_value_that_is_computed_anew_is_claimed_to_be_itself() -> None:
@@ -83,15 +84,15 @@ class Counting(NumericProver):
 
     runs = 0
 
-    def run(self, model: DetachedModel, canonical: CanonicalModel | None = None) -> Measurement:
+    def run(self, model: AnalyzedModel, *, hold: bool = True) -> Measurement:
         self.runs += 1
-        return super().run(model, canonical)
+        return super().run(model, hold=hold)
 
 
 @pytest.fixture
 def prover(context: PassContext) -> Counting:
     prover = Counting.of_itself([{"x": matrix(2, 8, seed)} for seed in (3, 4)], context)
-    prover.watch(model(), [])
+    prover.watch(AnalyzedModel(model()), [])
     assert isinstance(prover, Counting)
     return prover
 
@@ -104,30 +105,30 @@ def test_a_sound_change_of_shapes_is_proven_without_running_the_model(
     prover: Counting, change: str, right: str
 ) -> None:
     after = model(**{change: right})
-    assert prover.measure(after).why == ""
+    assert prover.measure(AnalyzedModel(after)).why == ""
     assert prover.runs == 0
-    assert prover.run(after).max_abs == 0.0, "and the whole model agrees"
+    assert prover.run(AnalyzedModel(after)).max_abs == 0.0, "and the whole model agrees"
 
 
 def test_a_wrong_change_is_not_proven_and_the_whole_model_shows_it(prover: Counting) -> None:
     wrong = model(y="Neg (flat)")
-    assert prover.measure(wrong).why.startswith("y: max abs error")
+    assert prover.measure(AnalyzedModel(wrong)).why.startswith("y: max abs error")
     assert prover.runs == 1
 
 
 def test_a_claim_may_not_rest_on_a_value_that_only_has_the_name(prover: Counting) -> None:
     """`h` is another value under its old name: equal by name, not by number."""
     wrong = detached(model_of(BEFORE.replace("MatMul (x, w)", "MatMul (x, v)"), v=matrix(8, 8, 1)))
-    assert prover.measure(wrong).why.startswith("y: max abs error")
+    assert prover.measure(AnalyzedModel(wrong)).why.startswith("y: max abs error")
 
 
 def test_what_was_learned_holds_for_the_models_after_it(prover: Counting) -> None:
     first = model(rows="Gather <axis = 0> (shape, zero)")
     second = model(rows="Gather <axis = 0> (shape, zero)", shape="Constant <value = int64[2] {2, 8}> ()")
-    assert [prover.measure(candidate).why for candidate in (first, second)] == ["", ""]
+    assert [prover.measure(AnalyzedModel(candidate)).why for candidate in (first, second)] == ["", ""]
     assert prover.runs == 0
     wrong = model(rows="Gather <axis = 0> (shape, zero)", y="Abs (flat)")
-    assert prover.measure(wrong).why != ""
+    assert prover.measure(AnalyzedModel(wrong)).why != ""
 
 
 def test_values_are_held_by_what_they_mean_and_not_by_name(prover: Counting) -> None:
@@ -144,14 +145,14 @@ def test_values_are_held_by_what_they_mean_and_not_by_name(prover: Counting) -> 
         y = Relu (flat)
     }
     """
-    assert prover.measure(detached(model_of(text, w=matrix(8, 8, 0)))).why == ""
+    assert prover.measure(AnalyzedModel(detached(model_of(text, w=matrix(8, 8, 0))))).why == ""
 
 
 def test_the_same_bits_and_not_nearly_the_same(prover: Counting) -> None:
     """A change in the last bit is no claim that holds: the whole model is run, and is within tolerance."""
     text = BEFORE.replace("y = Relu (flat)", "r = Relu (flat) y = Mul (r, nearly)")
     nearly = detached(model_of(text, w=matrix(8, 8, 0), nearly=np.float32(1.0000001)))
-    measurement = prover.measure(nearly)
+    measurement = prover.measure(AnalyzedModel(nearly))
     assert prover.runs == 1
     assert measurement.why == ""
     assert 0 < measurement.max_abs < 1e-5
@@ -161,9 +162,9 @@ def test_another_random_number_is_never_proven_in_pieces(context: PassContext) -
     text = "g (float[4] x) => (float[4] y) { r = RandomUniform <shape = [4]> () z = Mul (r, zero) y = Add (x, z) }"
     zero = np.float32(0)
     prover = Counting.of_itself([{"x": matrix(1, 4, 0).ravel()}], context)
-    prover.watch(detached(model_of(text, zero=zero)), [])
+    prover.watch(AnalyzedModel(detached(model_of(text, zero=zero))), [])
     after = detached(model_of(text.replace("shape = [4]", "high = 2.0, shape = [4]"), zero=zero))
-    assert prover.measure(after).why == ""
+    assert prover.measure(AnalyzedModel(after)).why == ""
     assert prover.runs == 1
 
 

@@ -14,6 +14,7 @@ from onnx import numpy_helper
 from passes.context import PassContext, open_context
 from passes.errors import ModelError, StepFailed
 from passes.graph.index import copy_of
+from passes.model.analysis import AnalyzedModel
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
 from passes.proof.draws import Draw
@@ -28,7 +29,7 @@ from tests.support.onnx_models import attention, detached, matrix, model_of
 def prover_of(model: onnx.ModelProto, context: PassContext) -> NumericProver:
     whole = detached(model)
     prover = NumericProver.of_itself([draw_feeds(whole, seed) for seed in range(2)], context)
-    prover.watch(whole, [])
+    prover.watch(AnalyzedModel(whole), [])
     return prover
 
 
@@ -41,12 +42,12 @@ def with_weight(name: str, scale: float) -> onnx.ModelProto:
 
 
 def test_a_sound_model_has_no_error(context: PassContext) -> None:
-    measurement = prover_of(attention(), context).measure(detached(attention()))
+    measurement = prover_of(attention(), context).measure(AnalyzedModel(detached(attention())))
     assert (measurement.why, measurement.max_abs) == ("", 0.0)
 
 
 def test_a_changed_weight_is_seen(context: PassContext) -> None:
-    measurement = prover_of(attention(), context).measure(detached(with_weight("wo", 1.01)))
+    measurement = prover_of(attention(), context).measure(AnalyzedModel(detached(with_weight("wo", 1.01))))
     assert measurement.why.startswith("y: max abs error")
 
 
@@ -70,19 +71,19 @@ def test_the_output_alone_is_blind_and_the_values_at_kept_structures_are_not(con
     model = detached(tiny_queries())
     broken = detached(zero_weight(tiny_queries(), "wk"))
     prover = prover_of(tiny_queries(), context)
-    assert prover.measure(broken).why == ""
+    assert prover.measure(AnalyzedModel(broken)).why == ""
 
-    prover.watch(model, STRUCTURES["qkv"].find(model).instances)
+    prover.watch(AnalyzedModel(model), STRUCTURES["qkv"].find(model).instances)
     power = prover.power()
 
-    assert prover.measure(broken).why.startswith("k: max abs error")
+    assert prover.measure(AnalyzedModel(broken)).why.startswith("k: max abs error")
     assert power.blind == ("attention 0",), "Q itself is below the tolerance, and that has to be said"
 
 
 def test_power_is_measured_by_planting_a_fault(context: PassContext) -> None:
     model = detached(attention())
     prover = prover_of(attention(), context)
-    prover.watch(model, STRUCTURES["qkv"].find(model).instances)
+    prover.watch(AnalyzedModel(model), STRUCTURES["qkv"].find(model).instances)
     power = prover.power()
     assert power.blind == ()
     assert power.margin > 1000
@@ -92,7 +93,7 @@ def test_nan_in_the_reference_is_a_mistake(context: PassContext) -> None:
     model = detached(model_of("g (float[2] x) => (float[2] y) { y = Sqrt (x) }"))
     prover = NumericProver.of_itself([{"x": np.array([-1, 1], np.float32)}], context)
     with pytest.raises(ModelError, match="output 'y' of the reference holds NaN"):
-        prover.watch(model, [])
+        prover.watch(AnalyzedModel(model), [])
         prover.power()
 
 
@@ -101,7 +102,7 @@ def test_a_model_that_onnxruntime_refuses_is_a_failed_step(context: PassContext)
     broken = attention()
     broken.graph.node[0].op_type = "NoSuchOperator"
     with pytest.raises(StepFailed, match="onnxruntime refuses the model"):
-        prover.measure(detached(broken))
+        prover.measure(AnalyzedModel(detached(broken)))
 
 
 def test_an_error_of_onnxruntime_is_one_sentence_in_one_line(context: PassContext) -> None:
@@ -110,19 +111,19 @@ def test_an_error_of_onnxruntime_is_one_sentence_in_one_line(context: PassContex
     broken = copy_of(joined)
     del broken.graph.node[0].attribute[:]
     with pytest.raises(StepFailed) as refusal:
-        prover.measure(detached(broken))
+        prover.measure(AnalyzedModel(detached(broken)))
     assert "Required attribute 'axis' is missing" in str(refusal.value)
     assert not any(sign in str(refusal.value) for sign in ("\n", "\\n", "Context"))
 
 
 def test_a_proof_worker_that_has_died_gets_the_references_again(context: PassContext) -> None:
     prover = prover_of(attention(), context)
-    prover.watch(detached(attention()), [])
+    prover.watch(AnalyzedModel(detached(attention())), [])
     prover.power()
     context.proofs.close()
-    assert prover.measure(detached(with_weight("wo", 1.01))).why.startswith("y: max abs error")
+    assert prover.measure(AnalyzedModel(detached(with_weight("wo", 1.01)))).why.startswith("y: max abs error")
     context.proofs.close()
-    assert prover.run(detached(attention())).why == ""
+    assert prover.run(AnalyzedModel(detached(attention()))).why == ""
 
 
 def test_nothing_is_kept_for_provers_that_are_gone() -> None:
@@ -131,9 +132,9 @@ def test_nothing_is_kept_for_provers_that_are_gone() -> None:
     with open_context() as context:
         for _ in range(3):
             prover = prover_of(attention(), context)
-            assert prover.measure(model).why == ""
+            assert prover.measure(AnalyzedModel(model)).why == ""
         other = prover_of(attention(), PassContext(context.worker, context.folder, context.proofs))
-        assert other.measure(model).why == prover.measure(model).why == ""
+        assert other.measure(AnalyzedModel(model)).why == prover.measure(AnalyzedModel(model)).why == ""
         gc.collect()
         assert len(list(context.folder.glob("proof-*"))) == 2
 
@@ -151,8 +152,8 @@ def test_a_fault_that_does_not_run_is_not_seen_and_costs_nothing(context: PassCo
     model = detached(model_of(RESIZED))
     watched = find_structures(model, Policy(keep=("op:Resize",)), [])
     prover = prover_of(model_of(RESIZED), context)
-    prover.watch(model, watched.must_hold())
-    assert prover.measure(model).why == ""
+    prover.watch(AnalyzedModel(model), watched.must_hold())
+    assert prover.measure(AnalyzedModel(model)).why == ""
     assert prover.power() == Sensitivity(0.0, ("big",))
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from passes.context import PassContext
 from passes.diff import DrawnInputs, compare_numbers, match_models
+from passes.model.analysis import AnalyzedModel
 from passes.optimize import draw_feeds
 from passes.proof.numbers import DRAWN, Tolerance, compare
 from passes.proof.numeric import NumericProver
@@ -224,8 +225,8 @@ def test_a_pass_does_not_loosen_the_tolerance_that_it_is_judged_by(context: Pass
         "(float[2, 8] x) => (float[2, 8] y) { h = Cast <to = 10> (x) a = Exp (h) f = Cast <to = 1> (a) y = Neg (f) }"
     )
     prover = NumericProver.of_itself([draw_feeds(before, 0)], context)
-    prover.watch(before, ())
-    measurement = prover.measure(detached_copy(after, context.spill))
+    prover.watch(AnalyzedModel(before), ())
+    measurement = prover.measure(AnalyzedModel(detached_copy(after, context.spill)))
     assert measurement.errors["y"].judged_as == "float32"
     assert not measurement.errors["y"].ok
 
@@ -240,9 +241,9 @@ def test_a_network_in_half_precision_with_an_output_in_single(context: PassConte
     )
     feeds = [draw_feeds(before, 0)]
     prover = NumericProver.of_itself(feeds, context)
-    prover.watch(before, ())
+    prover.watch(AnalyzedModel(before), ())
     for errors in (
-        prover.measure(after).errors["y"],
+        prover.measure(AnalyzedModel(after)).errors["y"],
         compare_numbers(match_models(before, after), [DrawnInputs("draw 0", feeds[0])], context).outputs["y"],
     ):
         assert (errors.judged_as, errors.ok) == ("float16", True)
@@ -255,8 +256,8 @@ def test_values_at_kept_structures(context: PassContext) -> None:
     model = detached_copy(parse(f"(float[2, 8] x) => (float[2, 8] y) {{ {nodes} }}"), context.spill)
     instances = tuple(instance for name in ("Exp", "Cast") for instance in structure(f"op:{name}", model))
     prover = NumericProver.of_itself([draw_feeds(model, 0)], context)
-    prover.watch(model, instances)
-    inner = prover.measure(model).inner
+    prover.watch(AnalyzedModel(model), instances)
+    inner = prover.measure(AnalyzedModel(model)).inner
     assert {name: errors.judged_as for name, errors in inner.items()} == {
         "a": "float32",
         "h": "float16",

@@ -230,7 +230,7 @@ def test_a_step_that_makes_a_reference_is_asked_for_once(context: PassContext) -
 
 
 def test_a_run_that_compares_with_its_source_refuses_it_before_it_begins(context: PassContext) -> None:
-    prover = StructureProver(context)
+    prover = StructureProver()
     with pytest.raises(PolicyError, match="onnxline optimize MODEL"):
         passes.optimize(chain(), ["onnxsim", {"rename": {"values": {"a": "q"}}}], prover=prover, context=context)
 

@@ -20,7 +20,6 @@ from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.graph.index import replace_entries
 from passes.model.analysis import AnalyzedModel
-from passes.model.canonical import CanonicalModel
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
@@ -300,10 +299,10 @@ class Without(Step):
 class Suspicious(NumericProver):
     """Finds fault, as a whole, with a model in which nothing makes `b`."""
 
-    def run(self, model: DetachedModel, canonical: CanonicalModel | None = None, *, hold: bool = True) -> Measurement:
-        if not any("b" in node.output for node in model.proto.graph.node):
+    def run(self, model: AnalyzedModel, *, hold: bool = True) -> Measurement:
+        if not any("b" in node.output for node in model.model.proto.graph.node):
             raise StepFailed("there is no b")
-        return super().run(model, canonical, hold=hold)
+        return super().run(model, hold=hold)
 
 
 def test_if_the_final_model_is_wrong_the_first_guilty_step_is_found(context: PassContext) -> None:
