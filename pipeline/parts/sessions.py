@@ -220,15 +220,16 @@ def fill_up(step: Step, graph: onnx.GraphProto) -> Step:
     backend that compiles the graph for each combination of sizes does so once for `ROWS` tokens, and not for each.
 
     Args:
-        graph: of the part; one without a cache that grows, or without a mask over it, is called as it is.
+        graph: of the part; one without states, or without a mask over what it has read, is called as it is.
     """
-    axes = {slot: slot.shape.index(0) for slot in state_slots(graph) if slot.grows and 0 in slot.shape}
-    if not axes or MASKS[0] not in {value.name for value in graph.input}:
+    slots = state_slots(graph)
+    axes = {slot: slot.shape.index(0) for slot in slots if slot.grows and 0 in slot.shape}
+    if not slots or MASKS[0] not in {value.name for value in graph.input}:
         return step
 
     def call(feeds: Feeds) -> Mapping[str, np.ndarray]:
-        slot, axis = next(iter(axes.items()))
-        hidden = -feeds[slot.before].shape[axis] % ROWS
+        tokens = next(feeds[name].shape[1] for name in NEW if name in feeds)
+        hidden = (tokens - feeds[MASKS[0]].shape[1]) % ROWS
         filled = {name: np.pad(feeds[name], ((0, 0), (hidden, 0))) for name in MASKS if name in feeds}
         for slot, axis in axes.items():
             pads = [(hidden * (at == axis), 0) for at in range(len(slot.shape))]
@@ -243,6 +244,9 @@ def fill_up(step: Step, graph: onnx.GraphProto) -> Step:
 
 MASKS: Final = ("attention_mask", "token_type_ids")
 """Inputs with a column for each row of the cache and each new token; the first one is 0 for what is hidden."""
+
+NEW: Final = ("input_ids", "inputs_embeds")
+"""Inputs with a row for each new token; a part has one of them."""
 
 ROWS: Final = 64
 
