@@ -28,7 +28,7 @@ from pipeline.export.program_rewrites import (
     unsqueeze_scalars,
 )
 from pipeline.export.source import TorchSource
-from pipeline.export.trace import trace_module
+from pipeline.export.trace import forget_trace, trace_module
 from pipeline.export.translations import translation_table
 from pipeline.export.tree import input_tensors
 from pipeline.export.user_code import advice_on_trace, first_line
@@ -52,6 +52,7 @@ def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None =
         source = as_configured(source, settings)
         program, checks = (source.program, ()) if source.program else trace_module(source)
         translated = _translate(program, settings.opset)
+    forget_trace()
     model = translated.model
     _drop_constant_outputs(translated)
     _lift_buffers(translated, source)

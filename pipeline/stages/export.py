@@ -29,6 +29,7 @@ from passes.recipe.recipe import OWN_STEPS, names_of
 from passes.structures.view import module_of
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import replace_when_done
+from passes.worker.platforms import return_free_memory
 from pipeline.config import RunConfig, locate
 from pipeline.errors import CheckFailed, SourceError, Unsupported
 from pipeline.export.source import OnnxSource, Source, TorchSource
@@ -147,8 +148,10 @@ def _export(config: RunConfig, source: TorchSource, path: Path, *, is_own: bool)
     del exported
     # What the trace held, and the memory of weights that lie in the file now, goes with cycles that Python would
     # keep alive. A collection costs 0.2 s, whatever it frees.
-    if sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")) > WORTH_COLLECTING:
+    written = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*"))
+    if config.export.functions or written > WORTH_COLLECTING:
         gc.collect()
+        return_free_memory()
     if config.export.functions:  # after torch's graph is gone: 400 MiB for 61 layers, and a fold copies the model
         facts = replace(facts, notes=(*facts.notes, _fold_file(path, leaves_unread(config))))
     return facts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,16 @@ def test_weights_can_move_into_the_saved_file(factory: Make, tmp_path: Path, mon
     with path.with_name("model.onnx.data").open("r+b") as file:  # a view shows what the file holds
         file.write(bytes(4 * 64 * 64))
     assert not module.weight.any()
+
+
+def test_no_traced_graph_stays_after_an_export(factory: Make) -> None:
+    def count_nodes() -> int:
+        gc.collect()
+        return sum(type(found) is torch.fx.Node for found in gc.get_objects())
+
+    config, before = factory(NESTED), count_nodes()
+    export(config)
+    assert count_nodes() <= before
 
 
 def test_names_of_the_settings(factory: Make, assert_agrees: Agrees) -> None:
