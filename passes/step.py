@@ -39,7 +39,8 @@ class Relation:
         judged_as: the floating type that the result may compute in, whose tolerance then holds.
         rows: the number of rows that the result takes along the first axis of each input, where that is to be another;
             any number for 0. None where the inputs stay as they are.
-        runs_as: a model that computes what the result computes, where onnxruntime's CPU provider has no kernel for it.
+        runs_as: a model that computes what the result computes, where onnxruntime's CPU provider has no kernel for it
+            or computes in another type.
         reference: stands for the model before, where the step was asked for other values of weights.
         then: runs after the model before; some of `outputs` are its outputs.
     """

@@ -18,7 +18,7 @@ from passes.graph.op_facts import ONNX_DOMAINS, RANDOM_OPS, attribute_of, opset_
 from passes.graph.traversal import bodies_in, every_graph, every_node, inline_functions, without_sparse
 from passes.step import Description, PassResult, Step, structure
 from passes.weights.detached import DetachedModel
-from passes.weights.sharing import MappedModel, portable
+from passes.weights.sharing import portable, why_not_run
 
 OLDEST: Final = 7
 """The oldest opset to convert to: onnx's converter lacks operators of older ones."""
@@ -98,15 +98,6 @@ def convert(model: bytes, to: int) -> bytes:
         if not blamed:
             raise
         raise StepFailed(_describe_refusals(blamed)) from error
-
-
-def why_not_run(model: MappedModel) -> str:
-    """In the proof worker: why onnxruntime does not run a model with its own random operators; empty where it does."""
-    try:
-        model.session()
-    except StepFailed as failure:
-        return str(failure)
-    return ""
 
 
 def _describe_refusals(blamed: Sequence[tuple[NodeProto, str]]) -> str:

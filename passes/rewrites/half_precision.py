@@ -30,7 +30,7 @@ from passes.step import Description, PassResult, Relation, Step, values
 from passes.structures.view import GraphView
 from passes.suggest import join_first, nearest, plural
 from passes.weights.detached import DetachedModel
-from passes.weights.sharing import portable
+from passes.weights.sharing import portable, why_not_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,6 @@ class ToFp16(Step):
 @dataclass(frozen=True, slots=True)
 class ToBf16(ToFp16):
     """Compute in bfloat16 where that is within tolerance; inputs and outputs keep their types.
-
-    onnxruntime's CPU provider has few kernels of bfloat16, so the proof runs the model with each result rounded.
 
     Args:
         keep: as that of `to-fp16`.
@@ -110,9 +108,14 @@ def _convert(
         why = f"no node can be computed in {half}: {converter.describe()}"
         return PassResult(model, changed=False, why=why)
     ends = whole.index.required_inputs, whole.index.outputs
-    runs_as = round_half(made, half) if half == "bfloat16" else None
-    relation = Relation.between_namesakes(*ends, judged_as=half, runs_as=runs_as)
-    return PassResult(made, why=converter.describe(), relation=relation)
+    relation = Relation.between_namesakes(*ends, judged_as=half, runs_as=round_half(made, half))
+    refusal = context.proofs.ask(why_not_run, model=portable(made, context.spill)) if draws and half in RUN else ""
+    return PassResult(made, why="; ".join(filter(None, (converter.describe(), refusal))), relation=relation)
+
+
+RUN: Final = frozenset({"float16"})
+"""The types that onnxruntime's CPU provider takes. Where it has no kernel it computes in float32 and drops the Casts
+around the node, so nothing is rounded, and the proof runs a model that rounds by itself."""
 
 
 ROUNDS: Final = 16
@@ -200,8 +203,8 @@ class _HalfConverter:
         kept = [position for position in worst[: max(1, len(falls) // part)] if falls[position][0] > LEAST_FALL]
         for position in kept:
             self._keep(position, falls[position][1])
-        if not kept and self.half == "bfloat16":  # no node is at fault alone; of float16 the proof runs real kernels
-            kept = worst[: len(worst) // 2 + 1]
+        if not kept:  # no node is at fault alone
+            kept = worst[: len(worst) // part + 1]
             for position in kept:
                 self._keep(position, "small falls of the SQNR at many nodes add up")
         return bool(kept)

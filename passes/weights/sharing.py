@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
+from passes.errors import StepFailed
 from passes.weights.detached import DetachedModel, WeightStore, open_model
 from passes.weights.mapped import FileMaps, FileRange, append_page, find_file_range
 from passes.weights.stand_ins import Weight, key_of
@@ -185,3 +186,12 @@ def detached_copy(model: onnx.ModelProto, spill: WeightFile) -> DetachedModel:
 def _store_in_file(weight: Weight, spill: WeightFile, maps: FileMaps) -> Weight:
     path, offset = spill.store(weight)
     return replace(weight, data=maps.view(FileRange(path, offset, weight.data.nbytes)))
+
+
+def why_not_run(model: MappedModel) -> str:
+    """In the proof worker: why onnxruntime does not run a model as it is; empty where it does."""
+    try:
+        model.session()
+    except StepFailed as failure:
+        return str(failure)
+    return ""

@@ -94,6 +94,14 @@ def test_what_the_user_keeps(context: PassContext) -> None:
         to_fp16(biased_attention(), keep=["Softmaxx"], context=context)
 
 
+def test_a_proof_rounds_where_onnxruntime_computes_in_float32(context: PassContext) -> None:
+    model = model_of(
+        "g (float[1, 1, 4, 4] x) => (float[1, 1, 3, 3] y) { y = Conv (x, w) }", w=np.ones((1, 1, 2, 2), "f")
+    )
+    (errors,) = to_fp16(model, context=context).rows[-1].errors.values()
+    assert errors.max_abs > 1e-5
+
+
 def test_bfloat16_is_proven_with_each_result_rounded(context: PassContext) -> None:
     run = to_bf16(biased_attention(), context=context)
     (errors,) = run.rows[-1].errors.values()
