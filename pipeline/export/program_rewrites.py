@@ -215,14 +215,11 @@ def _is_along_scalar(node: Node) -> bool:
 def _unsqueeze_scalar(node: Node) -> None:
     source, graph = node.all_input_nodes[0], node.graph
     target: Any = node.target
-    names = [argument.name for argument in target._schema.arguments]
-    args = [False if name == "keepdim" else item for name, item in zip(names, node.args, strict=False)]
-    kwargs = {name: False if name == "keepdim" else item for name, item in node.kwargs.items()}
     vector = source.meta["val"].unsqueeze(0)
-    made = target(vector, *args[1:], **kwargs)
+    made = target(vector, *node.args[1:], **node.kwargs)
     with graph.inserting_before(node):
         unsqueezed = graph.call_function(torch.ops.aten.unsqueeze.default, (source, 0))
-        result = graph.call_function(target, (unsqueezed, *args[1:]), kwargs)
+        result = graph.call_function(target, (unsqueezed, *node.args[1:]), node.kwargs)
     unsqueezed.meta, result.meta = {**node.meta, "val": vector}, {**node.meta, "val": made}
     if isinstance(made, torch.Tensor):
         node.replace_all_uses_with(_squeeze(result))

@@ -277,7 +277,10 @@ def test_a_live_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     module, x = Attention().train(), torch.randn(2, 4, 32, requires_grad=True)
     dynamic = {"export": {"dynamic_shapes": {"x": {0: "batch"}}}, "runtime": {"backends": ["onnxruntime"]}}
+    monkeypatch.setattr("pipeline.export.exported.EXTERNAL_DATA_BYTES", 0)
+    places = [parameter.data_ptr() for parameter in module.parameters()]
     result = onnxline.optimize(module, x, recipe=["fuse_qkv"], keep=["qkv"], settings=dynamic)
+    assert places == [parameter.data_ptr() for parameter in module.parameters()], "the weights stay the user's"
     assert result.folder == Path("runs/Attention")
     assert [structure.kept for structure in result.structures] == [True]
     assert module.training and module.dropout.training

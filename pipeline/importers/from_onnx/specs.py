@@ -191,10 +191,6 @@ def fit_windows(
 WINDOWED = frozenset({"AveragePool", "Conv", "LpPool", "MaxPool"})
 
 
-def qkv_sizes(attributes: Attributes, weight: TensorSpec) -> tuple[int, ...]:
-    return attributes.integers("qkv_hidden_sizes") or (weight.sizes[1] // 3,) * 3
-
-
 Specs = Mapping[str, TensorSpec]
 
 
@@ -230,12 +226,6 @@ def unpacked_product_shape(node: onnx.NodeProto, specs: Specs, _: Constants) -> 
     """MatMulNBits: a row of N elements for each row of x."""
     x = specs[node.input[0]]
     return {node.output[0]: TensorSpec((*x.shape[:-1], Attributes(node).integer("N")), x.dtype)}
-
-
-def attention_shapes(node: onnx.NodeProto, specs: Specs, _: Constants) -> dict[str, TensorSpec]:
-    x, weight = specs[node.input[0]], specs[node.input[1]]
-    hidden = qkv_sizes(Attributes(node), weight)[2]
-    return {node.output[0]: TensorSpec((*x.shape[:2], hidden), x.dtype)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +294,6 @@ LIKE_FIRST = (
 OWN_SHAPES: dict[str, Callable[[onnx.NodeProto, Specs, Constants], dict[str, TensorSpec]]] = {
     **dict.fromkeys(LIKE_FIRST, like_first_input),
     "MaxUnpool": unpooled_shape,
-    "com.microsoft::Attention": attention_shapes,
     "com.microsoft::CDist": distances_shape,
     "com.microsoft::FusedMatMul": product_shape,
     "com.microsoft::MatMulNBits": unpacked_product_shape,

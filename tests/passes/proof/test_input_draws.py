@@ -12,7 +12,9 @@ import pytest
 import passes
 from passes import Status
 from passes.context import PassContext
+from passes.errors import StepFailed
 from passes.optimize import plan_draws
+from passes.proof.draw_choice import Feeds, choose_draws
 from passes.proof.draws import Draw, DrawnInput, DrawPlan, Trait
 from passes.proof.numbers import compare
 from tests.passes.proof.test_hostile import gaps, run
@@ -82,6 +84,24 @@ def test_an_example_is_drawn_unless_a_trait_asks_for_other_numbers() -> None:
     assert drawn("image_grid_thw", (3, 3), "int64", *MIXED, **options).tolist() == [*grid.tolist(), grid[0].tolist()]
     steps = drawn("timestep", (3,), "int64", *MIXED, range=(5.0, 6.0), example=np.array([5]))
     assert set(steps.tolist()) == {0, 500, 999}
+
+
+def test_traits_on_which_the_model_does_not_run_are_given_up_and_no_others() -> None:
+    floats = DrawnInput("x", ("N", 64), "float32", -1.0, 1.0, "x", is_assumed=True)
+    mask = DrawnInput("attention_mask", ("N", 8), "int64", 0.0, 2.0, "attention_mask", is_assumed=True)
+    plan, said = DrawPlan((floats, mask), ({"N": 2},), second=({"N": 3},)).with_rows({}), list[str]()
+
+    def run(feeds: Feeds) -> Feeds:
+        if np.abs(feeds["x"]).max() > 2 or feeds["attention_mask"].all():
+            raise StepFailed("it is not made for that")
+        return {"y": feeds["x"]}
+
+    second = next(draw for draw in choose_draws(plan, run, ["y"], said) if draw.draw.sizes["N"] == 3)
+    assert second.draw.traits == {Trait.EXACT}
+    assert [sentence.split(" (")[0] for sentence in said[:2]] == [
+        "not drawn: floats of ten times their range",
+        "not drawn: masks of ones",
+    ]
 
 
 HOSTILE = """

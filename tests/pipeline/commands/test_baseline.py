@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from pipeline.baseline import changes, read_baseline
+from pipeline.baseline import changes, read_baseline, write_baseline
 from pipeline.cli import app
 from pipeline.errors import CheckFailed, UsageError
 from tests.support.paths import EXAMPLES
@@ -168,6 +168,11 @@ class Ghost:
 )
 def test_errors_may_differ_by_a_power_of_ten(before: str, after: str, is_alike: bool) -> None:
     assert bool(changes({"output": before}, {"output": after})) != is_alike
+
+
+def test_a_baseline_has_letters_of_any_alphabet(tmp_path: Path) -> None:
+    write_baseline({"name": "größe"}, tmp_path / "a.baseline")
+    assert "name: größe" in (tmp_path / "a.baseline").read_text(encoding="utf-8")
 
 
 plain = st.recursive(

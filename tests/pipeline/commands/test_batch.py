@@ -23,7 +23,8 @@ def batch(*arguments: object) -> Result:
 def test_a_broken_one_does_not_hold_up_the_others(small_config, tmp_path: Path) -> None:
     small_config("a.yaml")
     small_config("b.yaml", passes={"recipe": ["eliminate_identity"], "keep": ["qkv"]})
-    small_config("c.yaml", passes={"recipe": ["eliminate_identity"]}, runtimes={})
+    long = "c" * 70
+    small_config(f"{long}.yaml", passes={"recipe": ["eliminate_identity"]}, runtimes={})
     small_config("d.yaml", passes={"recipe": ["eliminate_identity"], "keep": ["op:Tanh"]})
     out = tmp_path / "out"
     shown = batch(tmp_path / "*.yaml", "--out", out, "--jobs", 1)
@@ -31,7 +32,7 @@ def test_a_broken_one_does_not_hold_up_the_others(small_config, tmp_path: Path) 
     table = {line.split()[0]: line.split()[1:] for line in shown.stdout.splitlines() if line.strip()}
     assert table["a"][:4] == ["done", "3", "→", "2"]
     assert table["d"][:5] == ["done", "3", "→", "2", "1/1"]
-    assert table["b"][0] == table["c"][0] == "mistake"
+    assert table["b"][0] == table[long][0] == "mistake"
     for words in ("keep", "unknown key 'runtimes'", "2 done, 2 mistake of 4"):
         assert words in shown.stdout
     shown_lines = {line.rstrip() for line in shown.stdout.splitlines()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import onnx
@@ -185,3 +186,8 @@ def test_a_file_without_a_recipe(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text("")
     with pytest.raises(ConfigError, match="found nothing, expected a list of steps, or a configuration"):
         read_recipe([str(tmp_path / "empty.yaml")])
+
+
+def test_a_terminal_has_a_bar(block: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert re.search("running the recipe .*━", ask(block, "--recipe", "nop", "--lost", "qkv").stderr)

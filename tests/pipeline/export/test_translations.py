@@ -229,6 +229,7 @@ def test_a_scalar_along_a_dim_is_a_vector_of_one_element() -> None:
             y.argmin(0),
             *y.topk(1),
             y.mean(0, keepdim=True),
+            y.sum(0, dtype=torch.float64),
         ]
         return torch.stack([part.float() for part in parts])
 

@@ -11,7 +11,7 @@ from pipeline.terminal.screen import Screen
 ENDED = (
     JobProgress(Outcome("known", JobStatus.DONE), 1, 3, known=True),
     JobProgress(Outcome("good", JobStatus.DONE, seconds=1.25), 2, 3, known=False),
-    JobProgress(Outcome("[bad]", JobStatus.LOST, why="signal SIGKILL", seconds=2.0, attempts=3), 3, 3, known=False),
+    JobProgress(Outcome("[bad]", JobStatus.LOST, why="signal SIGKILL", seconds=2.0, attempts=2), 3, 3, known=False),
 )
 
 
@@ -24,7 +24,7 @@ def screen_text(terminal: bool, quiet: bool = False) -> str:
 
 
 def test_a_log_has_one_line_for_each_that_was_done_now() -> None:
-    assert screen_text(terminal=False) == "[2/3] good done, 1.2 s\n[3/3] [bad] lost, attempt 3, 2.0 s: signal SIGKILL\n"
+    assert screen_text(terminal=False) == "[2/3] good done, 1.2 s\n[3/3] [bad] lost, attempt 2, 2.0 s: signal SIGKILL\n"
     assert screen_text(terminal=False, quiet=True) == ""
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pipeline.errors import InternalError
 from pipeline.ir.graph import BodyRef, InputRef, SymExpr, TorchConst
 from pipeline.ops import pack, unpack
+from pipeline.ops.aten.signatures import OperatorSignature
 
 I64 = st.integers(-(2**63), 2**63 - 1)
 F64 = st.floats(width=64)
@@ -153,3 +154,8 @@ def test_deep_lists_are_refused() -> None:
 def test_a_value_that_is_none_is_refused(blob: bytes) -> None:
     with pytest.raises(InternalError, match="field 'value'"):
         unpack("some/1:value=v", blob)
+
+
+def test_an_operand_or_a_number_has_a_field_for_each() -> None:
+    signature = OperatorSignature.parse("add.Tensor(T self, T|n other, n alpha=1)")
+    assert signature.layout() == "tensor_other=?,other=n,alpha=n"

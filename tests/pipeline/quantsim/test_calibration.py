@@ -95,6 +95,18 @@ def test_histograms_are_those_of_onnxruntime(method: Method, tmp_path: Path) -> 
     assert method == "entropy" or high < 10
 
 
+def test_a_tensor_without_elements_has_no_extent() -> None:
+    assert MeasuredRanges(1, {"x": (np.inf, -np.inf), "y": (-1.0, 2.0)}).extents() == {"y": (-1.0, 2.0)}
+
+
+def test_a_sample_inside_of_a_histogram_adds_no_bin() -> None:
+    model = model_of("g (float[N] x) => (float[N] y) { y = Neg(x) }")
+    placement = place(model, [rule("op:*", None, "uint8")])
+    data = [{"x": np.linspace(1, 9, 99, dtype=np.float32)}] * 2
+    counts, _, *_ = measure(model, placement, data, "percentile").histograms["y"]
+    assert len(counts) == len(measure(model, placement, data[:1], "percentile").histograms["y"][0])
+
+
 GROWING_SAMPLES = [np.linspace(-1, 3, 500), np.linspace(-40, 9, 3000), np.linspace(-0.1, 0.1, 9000)]
 SAMPLES_OF_METHODS = {
     "growing": GROWING_SAMPLES,

@@ -231,6 +231,14 @@ def test_pieces_compute_what_the_model_does(tmp_path: Path) -> None:
     np.testing.assert_array_equal(values["y"], Session.of(model).run(sample)["y"])
 
 
+def test_a_model_is_cut_where_the_fewest_values_cross() -> None:
+    text = """g (float[2, 32] x) => (float[2, 32] y) {
+        a = MatMul (x, w1) b = MatMul (a, w2) c = MatMul (b, w3) d = Neg (b) e = Add (c, d)
+        f = Neg (e) h = Abs (e) i = MatMul (f, w4) y = Add (i, h) }"""
+    model = model_of(text, **{f"w{place}": np.full((32, 32), place + 1, np.float32) for place in (1, 2, 3, 4)})
+    assert [(piece.first, piece.last) for piece in cut_pieces(model, 3 * 4096)] == [(0, 5), (5, 9)]
+
+
 def test_a_model_in_bfloat16_runs_in_float32(tmp_path: Path) -> None:
     wide = model_of(
         GRAPH,

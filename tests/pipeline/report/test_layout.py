@@ -7,6 +7,7 @@ import re
 from itertools import combinations
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,8 +76,11 @@ def test_no_drawing_is_a_tangle(drawing: Drawing) -> None:
     laid = lay_out(drawing)
     for a, b in combinations(laid.boxes, 2):
         assert a.x + a.width <= b.x or b.x + b.width <= a.x or a.y + a.height <= b.y or b.y + b.height <= a.y
-    for wire in drawing.wires:
-        assert laid.boxes[wire.start].y < laid.boxes[wire.end].y
+    for wire, (path, *_) in zip(drawing.wires, laid.paths, strict=True):
+        start, end = laid.boxes[wire.start], laid.boxes[wire.end]
+        assert start.y < end.y
+        *_, x, y = map(float, re.findall(r"[\d.]+", path))
+        assert (abs(x - end.x - end.width / 2) < 0.2, y) == (True, pytest.approx(end.y, abs=0.1))
     for box in laid.boxes:
         assert box.x >= 0
         assert box.x + box.width <= laid.width

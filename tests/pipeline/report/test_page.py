@@ -127,7 +127,7 @@ def test_the_step_that_is_left_in_place_is_named_for_a_loss(tmp_path: Path) -> N
     left = row("fuse_qkv", after=7, lost=("qkv layers.0",))
     (group,) = page_of(report(reverted, left, structures=lost), pictures(), tmp_path).groups
     assert [entry.broken_by for entry in group.rows] == ["fuse_qkv"]
-    assert "lost to fuse_qkv" in [panel.note for panel in group.figures[0].panels]
+    assert ("lost to fuse_qkv", "bad") in [(panel.note, panel.tone) for panel in group.figures[0].panels]
 
 
 def test_a_tab_says_how_the_run_ended(tmp_path: Path) -> None:

@@ -12,8 +12,10 @@ import torch
 from pipeline.errors import DataError, UsageError
 from pipeline.ir import Graph, InputRef, TensorSpec, TorchConst, from_text, to_text
 from pipeline.runtime import CheckedBuilder, compile_graph, compile_open_graph
+from pipeline.runtime.call_check import find_mismatch
 
 F23, F44, I23 = TensorSpec((2, 3), "float32"), TensorSpec((4, 4), "float32"), TensorSpec((2, 3), "int64")
+ROW = TensorSpec((3,), "float32")
 F122 = TensorSpec((1, 2, 2), "float32")
 
 
@@ -332,3 +334,13 @@ def test_a_plan_has_fixed_sizes() -> None:
     assert compile_graph(places("const")).run({})["y"].tolist() == [[0, 0], [1, 1]]
     with pytest.raises(UsageError, match=r"fixed sizes, and the data decide .*:\n  - op 0 \(aten.nonzero"):
         compile_graph(places("param"))
+
+
+@pytest.mark.parametrize("outs", [[F23, ROW], [F23, ROW, ROW]], ids=["without it", "with it"])
+def test_a_result_that_a_mask_leaves_out_may_be_in_the_graph_or_not(outs: list[TensorSpec]) -> None:
+    column = TensorSpec((2, 1), "float32")
+    operands = ("grad_out", "input", "mean", "rstd", "weight", "bias")
+    attrs = {name: InputRef(place) for place, name in enumerate(operands)}
+    given = attrs | {"normalized_shape": (3,), "output_mask": (True, False, True)}
+    kind = "aten.native_layer_norm_backward.default"
+    assert not find_mismatch(kind, given, [F23, F23, column, column, ROW, ROW], outs)

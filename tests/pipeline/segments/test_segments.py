@@ -13,6 +13,7 @@ import pytest
 
 from passes.proof.numbers import NO_ERROR, compare
 from pipeline.segments import SegmentedModel
+from pipeline.segments.host_ops import corners_of
 from pipeline.verify.backends import BACKENDS, OnnxFile
 
 HEAD = '<ir_version: 10, opset_import: ["": 21]> '
@@ -64,6 +65,13 @@ DETECTOR = """g (float[1, 2, 8, 8] picture, float[1, n, 4] boxes, float[1, 1, n]
   parts = RoiAlign <output_height = 2, output_width = 2, sampling_ratio = 2> (picture, picked, whose)
 }"""
 """As many regions as the scores say, and what is in each."""
+
+
+def test_boxes_by_two_corners_or_by_their_centre() -> None:
+    boxes = np.array([[3.0, 1.0, 0.0, 2.0]])
+    np.testing.assert_array_equal(corners_of(boxes, centred=False), [[0, 1, 3, 2]])
+    np.testing.assert_array_equal(corners_of(boxes, centred=True), [[0, 3, 2, 3]])
+
 
 BACKWARDS = """g (float[n, t, 2] x, int64[n] sizes, float[2, 3] w, float[3, 3] r) => (float[n, t2, 3] y) {
   steps = Transpose <perm = [1, 0, 2]> (x)

@@ -258,6 +258,11 @@ def test_a_damaged_constant(written: dict[str, Any], said: str) -> None:
         IR.from_dict(data | {"constants": {"mask": written}})
 
 
+def test_a_guard_may_name_every_dim() -> None:
+    data = extract_ir(MaskedLinear(), (torch.ones(1, 4),), strict=False).to_dict()
+    assert IR.from_dict(data | {"dims": {"n": [1, 9]}, "guards": ["n > 2"]}).guards == ("n > 2",)
+
+
 def test_the_head_of_a_file_is_refused_before_anybody_asks_for_its_graph() -> None:
     data = extract_ir(MaskedLinear(), (torch.ones(1, 4),), strict=False).to_dict()
     for wrong in ({"signature": {"inputs": "x"}}, {"guards": ["n +"]}, {"dims": {"n": 3}}):

@@ -43,6 +43,7 @@ def test_an_image_is_what_the_model_makes_of_it(family: str, pixels: list[int], 
     part = VisionPart(model)
     assert [*part.pixels.shape] == pixels and part.features.shape == (tokens, 32) and part.is_wired is is_wired
     image = part.draw_pixels(1)
+    assert -1 <= image.min() < 0 < image.max() <= 1
     given = {**part.given, "pixel_values": image.reshape(part.given["pixel_values"].shape)}
     expected = model.get_image_features(**given, return_dict=True).pooler_output
     expected = torch.cat(list(expected)) if isinstance(expected, list | tuple) else expected

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.layer_dedup import DeduplicatedGraph, deduplicate_layers
+from pipeline.importers.from_torch.layer_dedup.recorder import MetaResults
 from pipeline.ir import Graph, to_text
 from tests.pipeline.importers.from_torch.layer_dedup.both_graphs import deduplicate, expect_traced_graph, trace_whole
 from tests.pipeline.importers.from_torch.layer_dedup.layered_models import (
@@ -332,3 +333,20 @@ def test_only_two_layers_are_traced_and_the_model_stays_as_it_was() -> None:
     assert seen == [2]
     assert dict(model.named_modules()) == before
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_call_that_makes_a_new_tensor_runs_once_and_a_view_each_time() -> None:
+    class Counted:
+        def __init__(self, operator: Any) -> None:
+            self.operator, self._schema, self.calls = operator, operator._schema, 0
+
+        def __call__(self, *args: Tensor) -> Tensor:
+            self.calls += 1
+            return self.operator(*args)
+
+    results, data = MetaResults(), torch.empty(2, 3, device="meta")
+    relu, transpose = Counted(torch.ops.aten.relu.default), Counted(torch.ops.aten.t.default)
+    for _ in range(2):
+        assert results.call(relu, "form", [data], (data,), {}).shape == (2, 3)
+        assert results.call(transpose, "form", [data], (data,), {})._is_view()
+    assert (relu.calls, transpose.calls) == (1, 2)

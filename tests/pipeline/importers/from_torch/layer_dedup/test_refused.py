@@ -51,6 +51,16 @@ def test_the_index_of_the_layer_as_data(does: Any) -> None:
     assert "does not do as layers.1 does" in why_whole(Stack(5, does), (x(),))
 
 
+def test_a_tensor_outside_of_the_module_is_no_weight_of_a_layer() -> None:
+    outside = torch.ones(WIDTH)
+
+    def multiply(layer: Layer, x: Tensor) -> Tensor:
+        return layer.fc(x) * (layer.fc.weight[0] if layer.index == 3 else outside)
+
+    said = why_whole(Stack(5, multiply), (x(),))
+    assert "reads an earlier constant in place of a constant of the layer before" in said
+
+
 def test_a_counter_outside_of_the_module_is_refused() -> None:
     """The run on meta counts too, so the trace that follows would have the numbers 6 to 10 in place of 1 to 5."""
     calls = iter(range(1, 100))

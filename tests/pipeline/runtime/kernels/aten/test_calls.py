@@ -206,6 +206,7 @@ CASES: dict[str, tuple[tuple[torch.Tensor, ...], tuple[Function, ...]]] = {
             lambda x, at, i: x[:, at],
             lambda x, at, i: x[at[0, 1:], :, at[1, :1]],
             lambda x, at, i: x[..., at],
+            lambda x, at, i: x.repeat(2, 1, 999)[at, at - 1],
             lambda x, at, i: x.index_select(1, at[0]),
             lambda x, at, i: i.gather(1, at),
             lambda x, at, i: i[:2].take_along_dim(at, 1),

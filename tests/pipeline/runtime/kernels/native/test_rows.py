@@ -57,6 +57,13 @@ def test_layer_normalisation(rows: int, columns: int, with_bias: bool, apart: bo
     assert ((out.double() - wanted).abs() <= bound).all()
 
 
+@pytest.mark.parametrize("sizes", [(3,), (5, 3)])
+def test_rows_that_lie_in_another_order_are_left_to_torch(sizes: tuple[int, ...]) -> None:
+    x = draw(0, 2, 3, 5).transpose(1, 2)
+    kind, outs = "aten.layer_norm.default", [torch.empty(x.shape)]
+    assert bind(kind, [x, torch.ones(sizes)], outs, normalized_shape=sizes, eps=1e-5) is None
+
+
 @settings(max_examples=40, deadline=None)
 @given(ROWS, COLUMNS, st.booleans(), st.integers(0, 2**16))
 def test_normalisation_by_the_root_of_the_mean_square(rows: int, columns: int, has_scale: bool, seed: int) -> None:
