@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
-from passes.errors import PassError
+from passes import PassError, PassRow, Status, StructureVerdict
 from passes.policy.policy import GROUPS
 from passes.proof.numbers import TOLERANCES, Errors, Tolerance
 from passes.proof.prover import Sensitivity
 from passes.recipe.recipe import OWN_STEPS, SETS
-from passes.run.result import PassRow, Status, StructureVerdict
 from passes.structures import STRUCTURES
 from pipeline.cli import INTERRUPTED
 from pipeline.config import json_schema

@@ -14,9 +14,8 @@ from onnxline.authoring import Adam, CrossEntropyLoss, Linear, Model, ReLU, Step
 from onnxline.bisect import Bisection, Culprit, Smallest
 from onnxline.static_cache import Generated
 from onnxline.torch_ir import VerificationReport
-from passes import guard, optimize, why
+from passes import OnnxlineError, guard, optimize, why
 from passes.diff.types import NodeLabel
-from passes.errors import OnnxlineError
 from passes.suggest import shorten_lines
 from passes.weights.detached import detach
 from tests.support.onnx_models import attention

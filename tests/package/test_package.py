@@ -19,12 +19,11 @@ import onnxline
 from passes.advisories.table import FORMAT_VERSION as AUDIT
 from passes.policy.policy import Policy
 from passes.worker.own_names import ROOT
+from pipeline import Pipeline, RunConfig
 from pipeline.baseline import FORMAT_VERSION as BASELINE
 from pipeline.cli import app
 from pipeline.commands.run import Starter
-from pipeline.config import RunConfig
 from pipeline.errors import UsageError
-from pipeline.run import Pipeline
 from tests.support.onnx_models import attention
 from tests.support.pages import rows
 from tests.support.processes import still_running

@@ -10,10 +10,8 @@ import torch
 from pipeline.errors import UsageError
 from pipeline.ir import Attr
 from pipeline.ops.aten import call_attrs
-from pipeline.runtime.kernels import NativeLibrary, load_library
-from pipeline.runtime.kernels.aten.call import read_call
-from pipeline.runtime.kernels.aten.native import launch_native
-from pipeline.runtime.kernels.base import Launch
+from pipeline.runtime.kernels import Launch, NativeLibrary, load_library
+from pipeline.runtime.kernels.aten import launch_native, read_call
 
 Tensors = Sequence[torch.Tensor]
 

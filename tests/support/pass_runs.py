@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx
 
-from passes import PassRow
+from passes import PassRow, PassRun
 from passes.context import PassContext
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
 from passes.recipe.recipe import RecipeItem, steps_of
-from passes.run.result import PassRun
 from passes.run.runner import run_passes
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.sharing import detached_copy

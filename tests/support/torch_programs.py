@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from pipeline.importers.from_torch import from_torch
-from pipeline.importers.from_torch.functionalize import functionalize_program
+from pipeline.importers.from_torch import from_torch, functionalize_program
 from pipeline.ir import Graph, check
 from pipeline.runtime import CompiledProgram, compile_graph
 from pipeline.runtime.eager import run_eager

@@ -13,10 +13,9 @@ from passes import Status
 from passes.context import PassContext
 from passes.proof.prover import Reference
 from passes.weights.detached import read_model
-from pipeline import Pipeline, RunConfig
+from pipeline import Pipeline, RunConfig, RunResult
 from pipeline.errors import CheckFailed, SourceError
 from pipeline.events import Event, Note
-from pipeline.result import RunResult
 from pipeline.stages.export import describe_ties
 from pipeline.stages.source import open_source
 from pipeline.verify.references import compute_references, plan_draws

@@ -10,10 +10,9 @@ import onnx
 import pytest
 
 from passes.graph.layer_calls import layer_functions
-from pipeline import Pipeline, RunConfig
+from pipeline import Pipeline, RunConfig, RunResult
 from pipeline.errors import ConfigError
 from pipeline.quantsim import QuantSim
-from pipeline.result import RunResult
 
 NET = """
 import torch

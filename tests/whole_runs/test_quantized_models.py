@@ -13,12 +13,11 @@ from onnx import helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 from typer.testing import CliRunner
 
+from passes import PassRun, why, why_weights
 from passes.bisect import Loss, bisect
 from passes.context import PassContext
 from passes.diff import compare_models
 from passes.recipe.recipe import steps_of
-from passes.run.result import PassRun
-from passes.why import why, why_weights
 from pipeline.cli import app
 from pipeline.importers import from_onnx
 from pipeline.runtime import compile_graph

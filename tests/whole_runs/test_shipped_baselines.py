@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from passes.weights.detached import read_model
+from pipeline import Pipeline, RunConfig
 from pipeline.baseline import baseline_of, changes, read_baseline
-from pipeline.config import RunConfig
 from pipeline.quantsim.deoptimization import graph_entry
-from pipeline.run import Pipeline
 from tests.support.paths import ROOT
 
 CONFIGS = ROOT / "configs"

@@ -15,8 +15,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from passes.graph.layer_calls import layer_functions
 from pipeline import Pipeline, RunConfig
-from pipeline.ir import Role
-from pipeline.ir.json import from_json
+from pipeline.ir import Role, from_json
 from pipeline.parts import PartsResult
 from tests.support.paths import ROOT
 

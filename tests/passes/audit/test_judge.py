@@ -10,15 +10,14 @@ import onnx
 import pytest
 
 import passes
+from passes import PolicyError, Status
 from passes.advisories import AuditFinding, table_of, table_text
 from passes.advisories.known import check_quarantine, quarantined_by_entry, quarantined_passes
 from passes.audit.cases import Case
 from passes.audit.judge import READY, Result, add_marks, differs, judge, what_is_lost
 from passes.context import PassContext
-from passes.errors import PolicyError
 from passes.policy.policy import Policy, groups_of
 from passes.recipe.recipe import library_versions
-from passes.run.result import Status
 from tests.support.onnx_models import attention
 
 HEAD = '<ir_version: 10, opset_import: ["": 20]>'

@@ -9,14 +9,13 @@ import pytest
 from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
 import passes
+from passes import PassRun, PolicyError
 from passes.bisect import bisect
 from passes.context import PassContext
 from passes.diff import compare_models, diff_text
-from passes.errors import PolicyError
 from passes.functions import describe_layers, fold_layers, lay_out
 from passes.graph.layer_calls import inline_layers, layer_functions
 from passes.model.canonical import value_digests
-from passes.run.result import PassRun
 from passes.weights.detached import attach
 from tests.support.onnx_models import detached, matrix, vector
 

@@ -16,8 +16,7 @@ import pytest
 from onnxoptimizer import optimize  # by name, before any guard
 
 import passes
-from passes.guard import GuardedCall, GuardLog, Returned
-from passes.guard.context import Guard
+from passes.guard import Guard, GuardedCall, GuardLog, Returned
 from tests.support.onnx_models import attention, matrix, merged_attention, model_of
 
 QKV = ["fuse_qkv"]

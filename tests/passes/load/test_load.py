@@ -12,9 +12,8 @@ import pytest
 from onnx import AttributeProto, ModelProto, TensorProto, helper
 
 from benchmarks.fuzz.seeds import seed_models, write_data_file
-from passes import optimize, why
+from passes import ModelError, optimize, why
 from passes.audit.cases import load_file
-from passes.errors import ModelError
 from passes.guard.calls.base import PassThrough, copy_model
 from passes.load import check_bytes, load_model, memory_budget, seconds_to_run
 from passes.proof.draw_choice import choose_draws

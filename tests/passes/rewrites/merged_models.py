@@ -12,28 +12,6 @@ from passes.rewrites.split_product import SplitModel
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.sessions import Session
 from tests.support.onnx_models import detached
-from tests.support.onnx_text import (
-    ATTENTION,
-    ATTENTION_PICTURE,
-    THREE_SLICES,
-    arrays_of,
-    lines_of,
-    merged_model,
-    picture,
-)
-
-__all__ = [
-    "ATTENTION",
-    "ATTENTION_PICTURE",
-    "THREE_SLICES",
-    "TOLERANCE",
-    "arrays_of",
-    "assert_parts_of",
-    "lines_of",
-    "merged_model",
-    "picture",
-    "split_and_compare",
-]
 
 TOLERANCE = 2e-6
 """Sums of 32 float32 products of about 0.03 each, which a matrix of another width adds up in another order."""

@@ -10,11 +10,10 @@ import onnxruntime
 import pytest
 
 import passes
+from passes import PassRun, PolicyError
 from passes.context import PassContext
-from passes.errors import PolicyError
 from passes.recipe.recipe import steps_of
 from passes.rewrites.clamp_mask import ClampMask
-from passes.run.result import PassRun
 from passes.weights.detached import attach
 from tests.support.onnx_models import detached, model_of
 

@@ -9,12 +9,11 @@ from onnxsim import apply_awq, quantize_weight_only_int4
 from onnxsim.quark_equalization import equalize
 
 import passes
+from passes import PassRow, PolicyError
 from passes.context import PassContext
-from passes.errors import PolicyError
-from passes.run.result import PassRow
 from passes.weights.detached import DetachedModel
-from tests.passes.rewrites.merged_models import arrays_of, picture
 from tests.support.onnx_models import detached, matrix, model_of
+from tests.support.onnx_text import arrays_of, picture
 
 WIDTH = 32
 GATED = """g (float[2, 16, 32] x) => (float[2, 16, 8] y) {

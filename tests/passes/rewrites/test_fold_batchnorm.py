@@ -14,8 +14,8 @@ from passes.rewrites.fold_batchnorm import FoldBatchnorm
 from passes.run.result import PassRow
 from passes.weights.detached import attach
 from passes.weights.sessions import Session
-from tests.passes.rewrites.merged_models import arrays_of, lines_of, merged_model, picture
 from tests.support.onnx_models import detached
+from tests.support.onnx_text import arrays_of, lines_of, merged_model, picture
 
 NORM = "float[{0}] bn.weight, float[{0}] bn.bias, float[{0}] mean, float[{0}] bn.var"
 

@@ -12,11 +12,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
+from passes import Status, optimize
 from passes.errors import UsageError
-from passes.optimize import optimize
 from passes.rewrites.gguf_files import read_gguf, read_q4_0, read_q4_k
 from passes.rewrites.matmul_nbits import pack_nibbles, unpack_nibbles
-from passes.run.result import Status
 from passes.weights.detached import DetachedModel, attach, detach, read_model
 from passes.weights.sessions import Session
 from pipeline.cli import app

@@ -6,10 +6,9 @@ import numpy as np
 import onnx
 import pytest
 
+from passes import PassRun, PolicyError
 from passes.context import PassContext
-from passes.errors import PolicyError
 from passes.proof.precision import ValueRange
-from passes.run.result import PassRun
 from passes.tools import to_bf16, to_fp16
 from tests.support.onnx_models import biased_attention, matrix, model_of
 

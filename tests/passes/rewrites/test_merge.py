@@ -10,9 +10,8 @@ import onnx
 import pytest
 from onnx.parser import parse_model as parse
 
+from passes import PolicyError, optimize
 from passes.context import PassContext
-from passes.errors import PolicyError
-from passes.optimize import optimize
 from passes.proof.relation import ModelInputs, prove_relation
 from passes.rewrites.merge import Merge
 from passes.weights.sessions import Session

@@ -12,8 +12,8 @@ import pytest
 import safetensors.numpy
 from onnx import numpy_helper
 
+from passes import Status, optimize
 from passes.errors import PolicyError, UsageError
-from passes.optimize import optimize
 from passes.rewrites.file_weights import FileWeights
 from passes.rewrites.nibble_files import (
     AWQ_ORDER,
@@ -24,7 +24,6 @@ from passes.rewrites.nibble_files import (
     read_nibbles,
     write_nibbles,
 )
-from passes.run.result import Status
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.sessions import Session
 from tests.support.onnx_models import detached, model_of

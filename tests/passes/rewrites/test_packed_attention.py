@@ -13,15 +13,9 @@ import pytest
 
 from passes.rewrites.split_merged import split_qkv
 from passes.structures import STRUCTURES
-from tests.passes.rewrites.merged_models import (
-    arrays_of,
-    assert_parts_of,
-    lines_of,
-    merged_model,
-    picture,
-    split_and_compare,
-)
+from tests.passes.rewrites.merged_models import assert_parts_of, split_and_compare
 from tests.support.onnx_models import detached
+from tests.support.onnx_text import arrays_of, lines_of, merged_model, picture
 
 ATTENTION = """g (float[2, 8, 32] x) => (float[2, 8, 32] y) <float[32, 96] qkv.weight, float[96] qkv.bias> {
     y = com.microsoft.Attention <num_heads = 4, unidirectional = 1> (x, qkv.weight, qkv.bias)

@@ -8,12 +8,11 @@ import pytest
 from onnxsim.quark_smoothquant import smooth_quant
 
 import passes
+from passes import PassRow, PolicyError
 from passes.context import PassContext
-from passes.errors import PolicyError
-from passes.run.result import PassRow
 from passes.weights.detached import DetachedModel
-from tests.passes.rewrites.merged_models import arrays_of, lines_of, picture
 from tests.support.onnx_models import detached, matrix, model_of
+from tests.support.onnx_text import arrays_of, lines_of, picture
 
 WIDTH = 16
 OUTLIERS = [3, 11]

@@ -10,8 +10,9 @@ from passes.rewrites.attention_operators import DecomposeAttention, is_attention
 from passes.rewrites.split_merged import SplitQkv
 from passes.structures import STRUCTURES
 from passes.weights.sessions import Session
-from tests.passes.rewrites.merged_models import TOLERANCE, arrays_of, assert_parts_of, merged_model
+from tests.passes.rewrites.merged_models import TOLERANCE, assert_parts_of
 from tests.support.onnx_models import detached
+from tests.support.onnx_text import arrays_of, merged_model
 
 DECOMPOSE, SPLIT = DecomposeAttention(), SplitQkv()
 

@@ -9,21 +9,14 @@ import onnx
 import pytest
 
 import passes
+from passes import PolicyError, why_weights
 from passes.context import PassContext
-from passes.errors import PolicyError
 from passes.provenance.annotations import annotations_of
 from passes.rewrites.split_merged import split_gate_up, split_qkv
 from passes.weights.detached import read_model
-from passes.why import why_weights
-from tests.passes.rewrites.merged_models import (
-    arrays_of,
-    assert_parts_of,
-    lines_of,
-    merged_model,
-    picture,
-    split_and_compare,
-)
+from tests.passes.rewrites.merged_models import assert_parts_of, split_and_compare
 from tests.support.onnx_models import attention, detached
+from tests.support.onnx_text import arrays_of, lines_of, merged_model, picture
 from tests.support.pass_runs import ops
 
 FORMS = {

@@ -9,18 +9,17 @@ from hypothesis import strategies as st
 
 from passes.rewrites.split_merged import split_qkv
 from passes.structures import STRUCTURES
-from tests.passes.rewrites.merged_models import (
+from tests.passes.rewrites.merged_models import assert_parts_of, split_and_compare
+from tests.support.onnx_models import detached
+from tests.support.onnx_text import (
     ATTENTION,
     ATTENTION_PICTURE,
     THREE_SLICES,
     arrays_of,
-    assert_parts_of,
     lines_of,
     merged_model,
     picture,
-    split_and_compare,
 )
-from tests.support.onnx_models import detached
 
 FORMS = {
     "GPT-2: a Gemm of all positions, and Split": (

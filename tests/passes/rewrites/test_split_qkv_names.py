@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from passes.rewrites.split_merged import split_qkv
-from tests.passes.rewrites.merged_models import (
-    ATTENTION,
-    THREE_SLICES,
-    arrays_of,
-    merged_model,
-    picture,
-    split_and_compare,
-)
+from tests.passes.rewrites.merged_models import split_and_compare
 from tests.support.onnx_models import detached
+from tests.support.onnx_text import ATTENTION, THREE_SLICES, arrays_of, merged_model, picture
 
 
 def test_layers_that_share_a_matrix_share_its_parts() -> None:

@@ -5,15 +5,9 @@ from __future__ import annotations
 import pytest
 
 from passes.rewrites.split_merged import split_qkv
-from tests.passes.rewrites.merged_models import (
-    ATTENTION,
-    ATTENTION_PICTURE,
-    lines_of,
-    merged_model,
-    picture,
-    split_and_compare,
-)
+from tests.passes.rewrites.merged_models import split_and_compare
 from tests.support.onnx_models import detached
+from tests.support.onnx_text import ATTENTION, ATTENTION_PICTURE, lines_of, merged_model, picture
 
 SPLIT = {
     "a list of pieces, as torch exports it": (

@@ -8,16 +8,9 @@ import pytest
 
 from passes.rewrites.split_merged import split_gate_up, split_qkv
 from passes.structures import STRUCTURES
-from tests.passes.rewrites.merged_models import (
-    ATTENTION,
-    arrays_of,
-    assert_parts_of,
-    lines_of,
-    merged_model,
-    picture,
-    split_and_compare,
-)
+from tests.passes.rewrites.merged_models import assert_parts_of, split_and_compare
 from tests.support.onnx_models import detached
+from tests.support.onnx_text import ATTENTION, arrays_of, lines_of, merged_model, picture
 
 PACKED = "com.microsoft.MatMulNBits <K = 32, N = 96, bits = 4, block_size = 16>"
 

@@ -15,7 +15,7 @@ import pytest
 from onnx import numpy_helper
 
 import passes
-from passes import Status
+from passes import PassRow, PassRun, Status
 from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.graph.index import replace_entries
@@ -24,7 +24,6 @@ from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
 from passes.proof.prover import Measurement
-from passes.run.result import PassRow, PassRun
 from passes.run.runner import run_passes
 from passes.step import CompositeStep, PassResult, Step
 from passes.weights.detached import DetachedModel

@@ -8,10 +8,9 @@ import numpy as np
 import onnx
 import pytest
 
+from passes import ModelError, optimize
 from passes.context import PassContext
 from passes.diff import compare_models
-from passes.errors import ModelError
-from passes.optimize import optimize
 from passes.tools import compare, inspect_model, to_bf16
 from tests.support.onnx_models import biased_attention, matrix, model_of
 

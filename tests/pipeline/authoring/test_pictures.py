@@ -29,8 +29,7 @@ from pipeline.authoring import (
 from pipeline.errors import OnnxlineError, UsageError
 from pipeline.ir import Graph, TensorSpec, from_text, to_text
 from pipeline.planning import ExecutionPlan
-from pipeline.runtime import Capture, CompiledProgram
-from pipeline.runtime.entries import CompiledEntries
+from pipeline.runtime import Capture, CompiledEntries, CompiledProgram
 from pipeline.training import TrainProgram
 from tests.pipeline.authoring.authored_models import TWINS, X, Y, compiled, small
 

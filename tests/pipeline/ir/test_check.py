@@ -26,8 +26,7 @@ from pipeline.ir.builder import Builder
 from pipeline.ir.dims import evaluate, names_in
 from pipeline.ir.graph import devices_of, to_device
 from pipeline.lowering import lower, with_kernels
-from pipeline.planning import from_json, make_plan, to_json
-from pipeline.planning.files import PlanFile, decode_plans, encode_plans
+from pipeline.planning import PlanFile, decode_plans, encode_plans, from_json, make_plan, to_json
 from tests.support.torch_programs import Calls, graph_of
 
 F32 = TensorSpec((2, 3), "float32")

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.errors import InternalError, Unsupported
-from pipeline.ir import InputRef
-from pipeline.ir.graph import TensorSpec
+from pipeline.ir import InputRef, TensorSpec
 from pipeline.lowering import lower, with_kernels
 from pipeline.ops import GraphBuilder, Kind
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from pipeline.errors import InternalError
 from pipeline.ir.graph import TensorSpec
-from pipeline.ops.layout import Layout
+from pipeline.ops import KINDS, Layout
 from pipeline.ops.row_programs import INSTRUCTIONS, Computed, Input, Instruction, Program, read_program, write_program
-from pipeline.ops.tables import KINDS
 
 SIZES = st.lists(st.sampled_from([0, 1, 2, 3, 4]), max_size=4).map(tuple)
 

@@ -14,13 +14,11 @@ import torch
 
 from passes.optimize import optimize
 from passes.weights.detached import DetachedModel, attach
-from pipeline.config import RunConfig
+from pipeline import Pipeline, RunConfig
 from pipeline.errors import UsageError
+from pipeline.quantsim import QuantSim, insert_qdq
 from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.placement import place
-from pipeline.quantsim.qdq import insert_qdq
-from pipeline.quantsim.run import QuantSim
-from pipeline.run import Pipeline
 from tests.pipeline.quantsim.pictures_of_qdq import model_of, rule
 
 GRAPH = """g (float[2, 4, 32] x) => (float[2, 4, 24] y) {

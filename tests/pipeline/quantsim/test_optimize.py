@@ -20,12 +20,11 @@ from passes.errors import PolicyError
 from passes.weights.detached import DetachedModel, attach, read_model
 from pipeline.cli import app
 from pipeline.errors import UsageError
-from pipeline.quantsim import algorithm, optimize
+from pipeline.quantsim import algorithm, insert_qdq, optimize
 from pipeline.quantsim.encodings import encode, quantize, round_trip
 from pipeline.quantsim.optimize import Chosen, Optimization, OptimizedStep, compare
 from pipeline.quantsim.optimizers import Optimizer, optimizers_of
 from pipeline.quantsim.placement import Placement, place
-from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.sensitivity import Layer
 from pipeline.quantsim.simulation import compare_outputs
 from tests.pipeline.quantsim.pictures_of_qdq import model_of, rule

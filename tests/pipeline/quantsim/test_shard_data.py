@@ -21,13 +21,12 @@ from pipeline.config import QuantSimConfig
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.jobs import Job, Outcome
 from pipeline.jobs.job import perform
-from pipeline.quantsim import shard_data, shard_files, shards
+from pipeline.quantsim import insert_qdq, shard_data, shard_files, shards
 from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.optimize import Optimization
 from pipeline.quantsim.optimizers import Gptq
 from pipeline.quantsim.pieces import PieceRunner, cut_pieces
 from pipeline.quantsim.placement import Placement, place
-from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.shards import FittingData, ShardResult, quantize_in_shards
 from pipeline.quantsim.simulation import compare_outputs
 from tests.pipeline.quantsim.pictures_of_qdq import model_of, rule

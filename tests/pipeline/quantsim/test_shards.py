@@ -17,10 +17,9 @@ from pipeline.config.quantsim import parse_precision
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.jobs import Job, Outcome
 from pipeline.jobs.job import perform
-from pipeline.quantsim import shard_files, shards
+from pipeline.quantsim import insert_qdq, shard_files, shards
 from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.placement import Placement, PlacementRule, place
-from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.shards import quantize_in_shards
 from tests.pipeline.quantsim.pictures_of_qdq import model_of
 

@@ -11,8 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from onnxline import Builder
 from pipeline.errors import Unsupported, UsageError
-from pipeline.importers.from_torch import from_torch
-from pipeline.importers.from_torch.functionalize import functionalize_program
+from pipeline.importers.from_torch import from_torch, functionalize_program
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.ops import Kind, unpack
 from pipeline.runtime import CompiledProgram, RecordingDevice, compile_graph

@@ -15,8 +15,7 @@ from hypothesis import assume, given, seed, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import UsageError
-from pipeline.ir import BodyRef, InputRef, TensorSpec, TorchConst
-from pipeline.ir.graph import DTYPE_BITS, Attr
+from pipeline.ir import DTYPE_BITS, Attr, BodyRef, InputRef, TensorSpec, TorchConst
 from pipeline.ops.aten.memory import ANY_ORDER, CHANGED
 from pipeline.ops.aten.typed import BY_OPERATOR
 from pipeline.ops.aten.views import RULES

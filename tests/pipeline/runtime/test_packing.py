@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.importers.from_torch import from_torch
-from pipeline.importers.from_torch.functionalize import functionalize_program
-from pipeline.ir.dims import fix_dims
-from pipeline.ir.graph import Graph, TensorSpec
+from pipeline.importers.from_torch import from_torch, functionalize_program
+from pipeline.ir import Graph, TensorSpec, fix_dims
 from pipeline.ops import GraphBuilder
 from pipeline.runtime import CompiledProgram, compile_graph, compile_graphs, compile_open_graph
 from pipeline.runtime.kernels.packing import (

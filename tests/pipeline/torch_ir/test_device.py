@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from pipeline.runtime import RecordingDevice
-from pipeline.torch_ir import IRExecutor, execute_ir, extract_ir, verify_ir_with_state_dict
-from pipeline.torch_ir.errors import ExecutionError
+from pipeline.torch_ir import ExecutionError, IRExecutor, execute_ir, extract_ir, verify_ir_with_state_dict
 from tests.pipeline.torch_ir.small_modules import Cache, MaskedLinear, cache_call
 
 

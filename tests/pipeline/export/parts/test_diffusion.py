@@ -15,9 +15,8 @@ pytest.importorskip("diffusers", reason="needs onnxline[diffusion]")
 from benchmarks.diffusion import FAMILIES, configuration
 from pipeline.config import ExportConfig, ModelConfig, VerifyConfig
 from pipeline.errors import ConfigError, SourceError
-from pipeline.export import TorchSource, export_onnx, load_source
+from pipeline.export import TorchSource, export_onnx, load_source, run_torch
 from pipeline.export.parts import CallFile, load_for_parts
-from pipeline.export.reference import run_torch
 
 
 def section_of(family: str, part: str | None = None) -> ModelConfig:

@@ -11,8 +11,7 @@ import pytest
 
 from benchmarks.generation import FAMILIES, make_model
 from pipeline.config import ExportConfig, ModelConfig, VerifyConfig
-from pipeline.export import TorchSource, export_onnx, load_source
-from pipeline.export.reference import run_torch
+from pipeline.export import TorchSource, export_onnx, load_source, run_torch
 from pipeline.parts import TextGenerator
 from pipeline.parts.chain import generate_by_torch
 

@@ -19,10 +19,9 @@ from benchmarks.image_text import FAMILIES, configuration, image_by_genai, make_
 from pipeline import Pipeline
 from pipeline.config import ExportConfig, ModelConfig, RunConfig, VerifyConfig
 from pipeline.errors import SourceError, UsageError
-from pipeline.export import TorchSource, export_onnx, load_source
+from pipeline.export import TorchSource, export_onnx, load_source, run_torch
 from pipeline.export.parts import load_for_parts
 from pipeline.export.parts.image_text import EmbeddingPart, ImageTextDecoder, VisionPart
-from pipeline.export.reference import run_torch
 from pipeline.parts import PartsResult, TextGenerator
 from pipeline.parts.chain import generate_after_image
 from pipeline.parts.genai import genai_image_config

@@ -14,9 +14,8 @@ from benchmarks.encoder_decoder import FAMILIES, configuration, make_model
 from benchmarks.generation import make_model as make_decoder
 from pipeline.config import ExportConfig, ModelConfig, VerifyConfig
 from pipeline.errors import SourceError
-from pipeline.export import TorchSource, export_onnx, load_source
+from pipeline.export import TorchSource, export_onnx, load_source, run_torch
 from pipeline.export.parts.seq2seq import Decoder, Encoder
-from pipeline.export.reference import run_torch
 from pipeline.parts import TextGenerator
 from pipeline.parts.chain import generate_after_encoder
 

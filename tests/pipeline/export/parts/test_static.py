@@ -14,11 +14,10 @@ from onnxruntime import InferenceSession
 from benchmarks.generation import make_model
 from pipeline.config import CacheConfig, ExportConfig, ModelConfig, VerifyConfig
 from pipeline.errors import SourceError, UsageError
-from pipeline.export import export_onnx
+from pipeline.export import export_onnx, run_torch
 from pipeline.export.parts.draws import draw_calls
 from pipeline.export.parts.source import make_part
 from pipeline.export.parts.static import StaticDecoder
-from pipeline.export.reference import run_torch
 from pipeline.export.transformers_class import LoadedModel
 from pipeline.parts.chain import generate_by_torch
 

@@ -11,8 +11,7 @@ from torch.export import Dim
 from torch.nn import functional as F  # noqa: N812
 
 from pipeline.errors import Unsupported
-from pipeline.importers.from_torch import from_torch
-from pipeline.importers.from_torch.functionalize import functionalize_program
+from pipeline.importers.from_torch import from_torch, functionalize_program
 from pipeline.ir import Graph, Role, check, from_text, to_text
 
 

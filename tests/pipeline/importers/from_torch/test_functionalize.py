@@ -12,8 +12,7 @@ from torch._higher_order_ops.associative_scan import associative_scan
 from torch.nn import functional as F  # noqa: N812
 
 from pipeline.errors import Unsupported
-from pipeline.importers.from_torch import from_torch
-from pipeline.importers.from_torch.functionalize import functionalize_program
+from pipeline.importers.from_torch import from_torch, functionalize_program
 from pipeline.ir import Graph, to_text
 
 

@@ -7,10 +7,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from pipeline.ir.check import check
-from pipeline.ir.graph import Graph
-from pipeline.ir.parse import from_text
-from pipeline.ir.text import to_text
+from pipeline.ir import Graph, check, from_text, to_text
 from pipeline.runtime import compile_graph
 from pipeline.runtime.slots import with_weights
 from pipeline.runtime.tensors import torch_dtype

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeline.importers.from_torch import from_torch
-from pipeline.importers.from_torch.functionalize import functionalize_program
-from pipeline.ir.check import check
-from pipeline.ir.parse import from_text
-from pipeline.lowering.fusion.attention import fuse_attention, keep_scores
+from pipeline.importers.from_torch import from_torch, functionalize_program
+from pipeline.ir import check, from_text
+from pipeline.lowering.fusion import fuse_attention, keep_scores
 from pipeline.runtime import compile_graph
 from pipeline.runtime.slots import with_weights
 from tests.pipeline.lowering.fusion.fusion_pictures import assert_becomes, assert_stays

@@ -8,12 +8,9 @@ import pytest
 import torch
 
 from pipeline.errors import UsageError
-from pipeline.importers.from_torch import from_torch
-from pipeline.importers.from_torch.functionalize import functionalize_program
+from pipeline.importers.from_torch import from_torch, functionalize_program
 from pipeline.ir.parse import from_text
-from pipeline.lowering.fusion import FUSIONS, fuse
-from pipeline.lowering.fusion.compounds import join_compounds
-from pipeline.lowering.fusion.op_patterns import select_constant_indices
+from pipeline.lowering.fusion import FUSIONS, fuse, join_compounds, select_constant_indices
 from pipeline.runtime import compile_graph
 from tests.pipeline.lowering.fusion.fusion_pictures import assert_becomes, assert_stays
 from tests.support.native import native_library

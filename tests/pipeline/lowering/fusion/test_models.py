@@ -7,8 +7,7 @@ from collections import Counter
 import torch
 from torch import nn
 
-from pipeline.importers.from_torch import from_torch
-from pipeline.importers.from_torch.functionalize import functionalize_program
+from pipeline.importers.from_torch import from_torch, functionalize_program
 from pipeline.lowering.fusion import fuse
 from pipeline.runtime import compile_graph
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.ir.check import check
-from pipeline.ir.parse import from_text
-from pipeline.lowering.fusion.gradients import join_relu_with_products
-from pipeline.lowering.fusion.pointwise import add_in_products
+from pipeline.ir import check, from_text
+from pipeline.lowering.fusion import add_in_products, join_relu_with_products
 from tests.pipeline.lowering.fusion.fusion_pictures import assert_becomes, assert_stays
 
 BEFORE = """

@@ -6,12 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.importers.from_torch import from_torch
-from pipeline.importers.from_torch.functionalize import functionalize_program
-from pipeline.ir.check import check
-from pipeline.ir.graph import InputRef, TensorSpec
-from pipeline.lowering.fusion import fuse_train_step
-from pipeline.lowering.fusion.rows import fuse_rows
+from pipeline.importers.from_torch import from_torch, functionalize_program
+from pipeline.ir import InputRef, TensorSpec, check
+from pipeline.lowering.fusion import fuse_rows, fuse_train_step
 from pipeline.runtime import CheckedBuilder, RecordingDevice, compile_graph
 from pipeline.training import record_step
 from tests.pipeline.lowering.fusion.fusion_pictures import assert_becomes, assert_stays

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from pipeline.errors import DataError
-from pipeline.runtime import CompiledProgram
-from pipeline.runtime.capture import Capture
+from pipeline.runtime import Capture, CompiledProgram
 from pipeline.runtime.capture.recorders import CallLoop
 from pipeline.runtime.torch_state import make_guard, without_autograd
 from tests.pipeline.runtime.capture.capture_programs import negate

@@ -16,8 +16,7 @@ from pipeline.cli import app
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops import GraphBuilder
 from pipeline.planning.files import PlanFile, encode_plans
-from pipeline.runtime import compile_graph
-from pipeline.runtime.recording import RecordingDevice
+from pipeline.runtime import RecordingDevice, compile_graph
 from pipeline.training import record_step
 from pipeline.training.graph import moment_name, rate_name, stored_name
 from tests.pipeline.runtime.capture.capture_programs import train_graph

@@ -19,8 +19,7 @@ from pipeline.ops import GraphBuilder
 from pipeline.runtime import CompiledProgram, compile_graph, compile_graphs, compile_open_graph
 from pipeline.runtime.devices import GraphFailure
 from pipeline.runtime.recording import RecordingDevice, RecordingOrder
-from pipeline.training import record_step
-from pipeline.training.program import NotFinite
+from pipeline.training import NotFinite, record_step
 from tests.pipeline.runtime.capture.capture_programs import stored, train_graph
 from tests.pipeline.runtime.capture.test_captures import sized_graph
 from tests.pipeline.runtime.capture.test_segments import MASK, Around, X, choose, put

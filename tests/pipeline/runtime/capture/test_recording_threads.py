@@ -11,9 +11,8 @@ from functools import partial
 import pytest
 import torch
 
-from pipeline.runtime import compile_graph
+from pipeline.runtime import RecordingDevice, compile_graph
 from pipeline.runtime.devices import GraphFailure
-from pipeline.runtime.recording import RecordingDevice
 from tests.pipeline.runtime.capture.test_recording_device import FEED, mixed_graph, on
 
 WAIT_S = 20.0

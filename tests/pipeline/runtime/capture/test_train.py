@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from pipeline.errors import UsageError
-from pipeline.runtime import CompiledProgram, compile_graph
-from pipeline.runtime.capture import CaptureWarning
+from pipeline.runtime import CaptureWarning, CompiledProgram, compile_graph
 from tests.pipeline.runtime.capture.capture_programs import negate, train_graph
 from tests.support.torch_programs import compile_module
 

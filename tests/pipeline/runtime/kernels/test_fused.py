@@ -14,8 +14,7 @@ from pipeline.ir.builder import Builder
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops import GraphBuilder
 from pipeline.ops.fused import ACTIVATIONS
-from pipeline.runtime import compile_graph
-from pipeline.runtime.compile import CompiledProgram
+from pipeline.runtime import CompiledProgram, compile_graph
 
 KINDS = ("LinearPointwise", "ConvPointwise", "ScaledDotProductAttention", "SmallAttention")
 """The kinds that this file compares."""

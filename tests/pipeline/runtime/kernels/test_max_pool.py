@@ -12,8 +12,7 @@ from torch.nn import functional
 
 from pipeline.errors import UsageError
 from pipeline.importers.from_onnx import from_onnx
-from pipeline.importers.from_torch import from_torch
-from pipeline.importers.from_torch.functionalize import functionalize_program
+from pipeline.importers.from_torch import from_torch, functionalize_program
 from pipeline.ir.parse import from_text
 from pipeline.runtime import compile_graph
 

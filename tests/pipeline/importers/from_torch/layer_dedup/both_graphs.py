@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.importers.from_torch import from_torch
-from pipeline.importers.from_torch.functionalize import functionalize_program
+from pipeline.importers.from_torch import from_torch, functionalize_program
 from pipeline.importers.from_torch.layer_dedup import DeduplicatedGraph, TracedWhole, deduplicate_layers
 from pipeline.ir import Graph, check, to_text
 

@@ -14,11 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.planning.check import violations
-from pipeline.runtime import compile_graph
+from pipeline.runtime import RecordingDevice, compile_graph
 from pipeline.runtime.devices import TARGET, Device
 from pipeline.runtime.kernels.aten.call import AtenCall
 from pipeline.runtime.kernels.aten.fast_paths import FAST_PATHS
-from pipeline.runtime.recording import RecordingDevice
 from tests.support.torch_programs import graph_of, run_both
 
 X = torch.linspace(-1, 2, 9).reshape(3, 3)
