@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import onnx
 from onnx import numpy_helper
@@ -111,3 +113,11 @@ g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
 def merged_attention() -> onnx.ModelProto:
     """Q, K and V come from one matrix in the source already, as in GPT-2."""
     return model_of(MERGED, w=matrix(32, 96, 0))
+
+
+def op_types(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def op_counts(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(op_types(model))

@@ -91,3 +91,8 @@ def lines_of(text: str) -> list[str]:
 
 def arrays_of(model: DetachedModel) -> dict[str, np.ndarray]:
     return {one.name: model.array(one) for one in model.proto.graph.initializer}
+
+
+def body(model: onnx.ModelProto) -> list[str]:
+    """One line for each node, without attributes."""
+    return [f"{', '.join(n.output)} = {n.op_type} ({', '.join(n.input)})" for n in model.graph.node]

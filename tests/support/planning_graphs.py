@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, TensorSpec
+from pipeline.lowering import lower
 from pipeline.ops import GraphBuilder
+from pipeline.planning import ExecutionPlan, make_plan
 
 SHAPES = ((4, 6), (6, 4), (24,), (1, 24), (0, 3), (2, 2, 6))
 
@@ -100,3 +102,7 @@ def _op(draw: st.DrawFn, builder: Builder, vids: list[int], name: str) -> tuple[
 
 def _spec(shape: tuple[int, ...]) -> TensorSpec:
     return TensorSpec(shape, "float32")
+
+
+def plan_graph(graph: Graph) -> ExecutionPlan:
+    return make_plan(graph, lower(graph))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -89,3 +90,13 @@ def run_both(
     with torch.no_grad():
         results = module(*(tensor.clone() for tensor in inputs))
     return planned, plain, list(tree_leaves(results))
+
+
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """float64 is torch's default dtype."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ from pipeline.cli import app
 from pipeline.importers import from_onnx
 from pipeline.runtime import compile_graph
 from pipeline.runtime.tensors import to_numpy
-from tests.support.onnx_models import biased_attention, detached
+from tests.support.onnx_models import biased_attention, detached, op_counts
 from tests.support.structure_models import found, run
 
 RECIPE = ["default", "onnxsim"]
@@ -53,10 +52,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def count(model: onnx.ModelProto) -> Counter[str]:
-    return Counter(node.op_type for node in model.graph.node)
-
-
 def verdicts(result: PassRun, kind: str) -> list[tuple[bool, str | None]]:
     return [(one.kept, one.broken_by) for one in result.structures if one.kind == kind]
 
@@ -68,16 +63,16 @@ def test_structures_are_found_and_kept(files: Path, context: PassContext) -> Non
     assert len(found("qdq", model)) > 20
     assert verdicts(result, "qdq") == [(True, None)] * len(found("qdq", model))
     linear = ("QuantizeLinear", "DequantizeLinear", "MatMul")
-    assert [count(result.to_proto())[op] for op in linear] == [count(model)[op] for op in linear]
+    assert [op_counts(result.to_proto())[op] for op in linear] == [op_counts(model)[op] for op in linear]
 
 
 def test_folded_pairs_are_reverted(files: Path, context: PassContext) -> None:
     """onnxruntime stores the whole numbers of a weight in place of its floats and their QuantizeLinear."""
     model = onnx.load(files / "pairs.onnx")
     free = run(model, context, ["onnxruntime"])
-    assert count(free.to_proto())["QuantizeLinear"] < count(model)["QuantizeLinear"]
+    assert op_counts(free.to_proto())["QuantizeLinear"] < op_counts(model)["QuantizeLinear"]
     kept = run(model, context, ["onnxruntime"], keep=["qdq"])
-    assert count(kept.to_proto())["QuantizeLinear"] == count(model)["QuantizeLinear"]
+    assert op_counts(kept.to_proto())["QuantizeLinear"] == op_counts(model)["QuantizeLinear"]
     assert (True, "onnxruntime/ConstantFolding") in verdicts(kept, "qdq")
 
 

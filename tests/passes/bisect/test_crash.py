@@ -15,7 +15,7 @@ from passes.bisect import Breakdown, bisect
 from passes.context import PassContext, open_context
 from passes.recipe.recipe import steps_of
 from passes.weights.files import save
-from tests.support.onnx_models import attention, detached, model_of
+from tests.support.onnx_models import attention, detached, model_of, op_types
 
 SHAPE_OF_NOTHING = "g (float[3, 4, 5] x) => (int64[0] y) { h = Relu (x) y = Shape <start = 2, end = 1> (h) }"
 """As in ONNX's own test_shape_start_greater_than_end."""
@@ -30,10 +30,6 @@ def endless(model):
 """
 
 
-def ops(model: onnx.ModelProto) -> list[str]:
-    return [node.op_type for node in model.graph.node]
-
-
 def test_a_real_crash_of_onnxoptimizer(context: PassContext, tmp_path: Path) -> None:
     model = detached(model_of(SHAPE_OF_NOTHING))
     finding = bisect(model, steps_of(["default"]), Breakdown.of(model, context), context)
@@ -44,7 +40,7 @@ def test_a_real_crash_of_onnxoptimizer(context: PassContext, tmp_path: Path) -> 
     assert [node.op for node in finding.smallest.removed] == ["Shape"]
 
     save(finding.smallest.model, tmp_path / "small.onnx")
-    assert ops(onnx.load(tmp_path / "small.onnx")) == ["Shape"]
+    assert op_types(onnx.load(tmp_path / "small.onnx")) == ["Shape"]
     call = "import onnx, onnxoptimizer, sys; onnxoptimizer.optimize(onnx.load(sys.argv[1]), ['eliminate_shape_op'])"
     ended = subprocess.run([sys.executable, "-c", call, tmp_path / "small.onnx"], capture_output=True, check=False)
     assert ended.returncode < 0, "a plain call crashes too"

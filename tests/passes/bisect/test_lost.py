@@ -27,6 +27,7 @@ from tests.support.onnx_models import (
     matrix,
     merged_attention,
     model_of,
+    op_types,
     vector,
 )
 from tests.support.pass_runs import models_left_by
@@ -44,10 +45,6 @@ def test_a_search_leaves_no_model_to_the_collector(context: PassContext) -> None
     """Failures of steps, which it keeps, have no frames any more."""
     model = detached(attention())
     assert models_left_by(lambda: find(model, ["default"], context)) == 0
-
-
-def ops(model: onnx.ModelProto) -> list[str]:
-    return [node.op_type for node in model.graph.node]
 
 
 def loses_qkv(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
@@ -74,7 +71,9 @@ def test_the_pass_of_the_default_set_that_merges_q_k_and_v(context: PassContext,
     save(smallest.model, tmp_path / "small.onnx")
     small = onnx.load(tmp_path / "small.onnx")
     onnx.checker.check_model(small, full_check=True)
-    assert ops(small).count("MatMul") == 5 and "Softmax" not in ops(small), "attention without a softmax is one too"
+    assert op_types(small).count("MatMul") == 5 and "Softmax" not in op_types(small), (
+        "attention without a softmax is one too"
+    )
     assert len(small.graph.node) <= 12
     assert loses_qkv(small, onnxoptimizer.optimize(small, ["fuse_qkv"]))
 
@@ -115,7 +114,7 @@ def test_constants_are_stored_before_a_model_is_made_smaller(context: PassContex
         model.graph.node.insert(0, helper.make_node("Concat", [f"{name}a", f"{name}b"], [name], axis=0))
     finding = find(detached(model), ["onnxsim"], context)
     assert finding.smallest is not None
-    assert "Concat" not in ops(finding.smallest.model.proto)
+    assert "Concat" not in op_types(finding.smallest.model.proto)
 
 
 def test_what_is_skipped_shows_who_is_next(context: PassContext) -> None:
@@ -150,7 +149,7 @@ def test_the_turn_of_a_repeat(context: PassContext) -> None:
     assert finding.culprit is not None and finding.smallest is not None
     assert (finding.culprit.name, finding.culprit.place, finding.culprit.turn) == ("fuse_transpose_into_gemm", 1, 2)
     assert finding.culprit.repeats
-    assert ops(finding.smallest.model.proto) == ["Transpose", "Gemm"]
+    assert op_types(finding.smallest.model.proto) == ["Transpose", "Gemm"]
 
     once = find(model, [{"sequence": {"steps": steps}}], context, lost="op:Transpose")
     assert once.culprit is None

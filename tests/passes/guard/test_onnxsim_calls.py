@@ -14,7 +14,7 @@ from onnxsim import simplify
 
 import passes
 from passes.guard import GuardedCall, GuardLog, Returned
-from tests.support.onnx_models import attention, biased_attention, model_of
+from tests.support.onnx_models import attention, biased_attention, model_of, op_counts
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,10 +35,6 @@ def only(log: GuardLog) -> GuardedCall:
     return call
 
 
-def ops(model: onnx.ModelProto) -> Counter[str]:
-    return Counter(node.op_type for node in model.graph.node)
-
-
 def weights(model: onnx.ModelProto) -> list[bytes]:
     arrays = [numpy_helper.to_array(tensor) for tensor in model.graph.initializer]
     return sorted(array.tobytes() for array in arrays if array.shape == (32, 32))
@@ -48,7 +44,7 @@ def test_from_memory(log: GuardLog) -> None:
     model = biased_attention()
     given = model.SerializeToString()
     simplified, sound = simplify(model)
-    assert (sound, ops(simplified)["MatMul"] + ops(simplified)["Gemm"]) == (True, 6)
+    assert (sound, op_counts(simplified)["MatMul"] + op_counts(simplified)["Gemm"]) == (True, 6)
     assert weights(simplified) == weights(model)
     assert model.SerializeToString() == given
     assert (only(log).function, only(log).kept, only(log).proof) == ("onnxsim.simplify", {"qkv": 1}, "numbers")
@@ -67,10 +63,10 @@ def test_skipped_optimizers_stay_in_force() -> None:
     text = "g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) { a = Transpose <perm = [0, 1, 3, 2]> (x) "
     model = model_of(text + "b = Transpose <perm = [0, 1, 3, 2]> (a) y = Relu (b) }")
     with passes.guard(quiet=True, compare=False) as log:
-        assert ops(simplify(model)[0]) == Counter(Relu=1)
+        assert op_counts(simplify(model)[0]) == Counter(Relu=1)
         skipped = simplify(model, skipped_optimizers=["fuse_consecutive_transposes"])[0]
     with passes.guard(skip=["fuse_consecutive_transposes"], quiet=True, compare=False) as policy:
-        assert ops(skipped) == ops(simplify(model)[0]) == ops(model)
+        assert op_counts(skipped) == op_counts(simplify(model)[0]) == op_counts(model)
     assert [call.skipped for call in log.calls] == [{}, {}]
     assert list(only(policy).skipped or ()) == ["onnxsim/fuse_consecutive_transposes"]
 
@@ -150,7 +146,7 @@ def test_an_operator_that_the_script_registered_is_known(log: GuardLog) -> None:
         simplified, _ = simplify(model)
     finally:
         onnx.defs.deregister_schema("Sharpen", 1, "of.guards")
-    assert (ops(simplified)["Sharpen"], weights(simplified)) == (1, weights(model))
+    assert (op_counts(simplified)["Sharpen"], weights(simplified)) == (1, weights(model))
     assert (only(log).returned, only(log).proof, only(log).kept) == (Returned.GUARDED, "structure", {"qkv": 1})
 
 

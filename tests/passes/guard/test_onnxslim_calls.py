@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 import passes
 from passes.guard import GuardLog, Returned
-from tests.support.onnx_models import biased_attention, model_of
+from tests.support.onnx_models import biased_attention, model_of, op_counts
 
 onnxslim = pytest.importorskip("onnxslim")
 import onnxslim.third_party.onnx_graphsurgeon as surgeon  # noqa: E402
@@ -36,14 +36,10 @@ def log(guards: None) -> Iterator[GuardLog]:
         yield log
 
 
-def ops(model: onnx.ModelProto) -> Counter[str]:
-    return Counter(node.op_type for node in model.graph.node)
-
-
 def test_from_memory(log: GuardLog) -> None:
-    assert ops(onnxslim.slim(model_of(IDENTITY))) == Counter(Relu=1, Neg=1)
+    assert op_counts(onnxslim.slim(model_of(IDENTITY))) == Counter(Relu=1, Neg=1)
     slimmed = onnxslim.slim(biased_attention(), model_check=True, skip_optimizations=["weight_tying"])
-    assert ops(slimmed)["Softmax"] == 1
+    assert op_counts(slimmed)["Softmax"] == 1
     assert [(call.returned, call.proof) for call in log.calls] == [(Returned.GUARDED, "numbers")] * 2
     assert log.calls[1].kept == {"qkv": 1}
 
@@ -92,7 +88,7 @@ def test_a_pattern_of_the_scripts_own_runs_in_its_process_and_is_reverted_if_wro
     finally:
         DEFAULT_FUSION_PATTERNS.pop("NegOfReluIsAbs")
     (call,) = log.calls
-    assert ops(slimmed) == Counter(Relu=1, Neg=1)
+    assert op_counts(slimmed) == Counter(Relu=1, Neg=1)
     assert "differs" in (call.reverted or {})["onnxslim/NegOfReluIsAbs"]
     assert call.unguarded_fault.startswith("differs: ")
     assert "so the call ran in it" in call.notes[0]
@@ -107,7 +103,7 @@ def test_the_functions_of_the_core_are_held(log: GuardLog) -> None:
         by_graph = optimization.optimize_model(surgeon.import_onnx(model_of(IDENTITY)), None)
     finally:
         DEFAULT_FUSION_PATTERNS.pop("NegOfReluIsAbs")
-    assert ops(by_core) == ops(by_optimization) == ops(by_graph) == Counter(Relu=1, Neg=1)
+    assert op_counts(by_core) == op_counts(by_optimization) == op_counts(by_graph) == Counter(Relu=1, Neg=1)
     assert [(call.function, call.returned) for call in log.calls[1:]] == [
         ("onnxslim.core.optimize", Returned.GUARDED),
         *[("onnxslim.core.optimization.optimize_model", Returned.GUARDED)] * 2,
@@ -122,7 +118,7 @@ def test_switches_that_are_off_stay_off_in_the_core(log: GuardLog) -> None:
         assert not optimization.OptimizationSettings.enabled()
     finally:
         optimization.OptimizationSettings.reset()
-    assert ops(slimmed) == Counter(Identity=2, Relu=1, Neg=1)
+    assert op_counts(slimmed) == Counter(Identity=2, Relu=1, Neg=1)
 
 
 def test_what_changes_a_graph_in_place_is_said(log: GuardLog) -> None:

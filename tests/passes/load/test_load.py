@@ -14,7 +14,7 @@ from onnx import AttributeProto, ModelProto, TensorProto, helper
 from benchmarks.fuzz.seeds import seed_models, write_data_file
 from passes import ModelError, optimize, why
 from passes.audit.cases import load_file
-from passes.guard.calls.base import PassThrough, copy_model
+from passes.guard.calls.base import PassThrough, open_model
 from passes.load import check_bytes, load_model, memory_budget, seconds_to_run
 from passes.proof.draw_choice import choose_draws
 from passes.proof.draws import Draw, DrawnInput, DrawPlan, draw_array
@@ -331,7 +331,7 @@ def test_the_importer_reads_external_data_inside_of_nodes_from_the_folder(tmp_pa
 def test_a_guarded_call_asks_the_door() -> None:
     model = parse("a = Relu (b) b = Relu (a) y = Add (a, x)", "(float[2] x) => (float[2] y)")
     with pytest.raises(PassThrough, match="cycle"):
-        copy_model(model, lambda: model)
+        open_model(model, lambda: model)
 
 
 def test_an_audit_asks_the_door(tmp_path: Path) -> None:

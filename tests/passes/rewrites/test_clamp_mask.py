@@ -16,6 +16,7 @@ from passes.recipe.recipe import steps_of
 from passes.rewrites.clamp_mask import ClampMask
 from passes.weights.detached import attach
 from tests.support.onnx_models import detached, model_of
+from tests.support.onnx_text import body
 
 Clamp = Callable[..., onnx.ModelProto]
 
@@ -26,10 +27,6 @@ def clamped(context: PassContext) -> Clamp:
         return attach(ClampMask(**options).apply(detached(model), context).model)
 
     return clamp
-
-
-def body(model: onnx.ModelProto) -> list[str]:
-    return [f"{', '.join(n.output)} = {n.op_type} ({', '.join(n.input)})" for n in model.graph.node]
 
 
 def numbers_of(model: onnx.ModelProto) -> dict[str, list[float]]:

@@ -16,6 +16,7 @@ from passes.weights.detached import attach
 from passes.weights.sessions import Session
 from passes.worker.client import Worker
 from tests.support.onnx_models import detached, matrix, model_of
+from tests.support.onnx_text import body
 
 Fold = Callable[..., onnx.ModelProto]
 
@@ -26,10 +27,6 @@ def folded(context: PassContext) -> Fold:
         return attach(FoldConstants(**options).apply(detached(model), context).model)
 
     return fold
-
-
-def body(model: onnx.ModelProto) -> list[str]:
-    return [f"{', '.join(n.output)} = {n.op_type} ({', '.join(n.input)})" for n in model.graph.node]
 
 
 PICTURES = {

@@ -15,6 +15,7 @@ from passes.rewrites.untie import Tie, Untie
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.sessions import Session
 from tests.support.onnx_models import detached, matrix, model_of
+from tests.support.onnx_text import body
 
 TIED = """g (int64[2] tokens) => (float[2, 64] y) {
     x = Gather (table, tokens)
@@ -25,10 +26,6 @@ TIED = """g (int64[2] tokens) => (float[2, 64] y) {
 
 def untie(model: onnx.ModelProto, context: PassContext) -> DetachedModel:
     return Untie().apply(detached(model), context).model
-
-
-def body(model: onnx.ModelProto) -> list[str]:
-    return [f"{', '.join(n.output)} = {n.op_type} ({', '.join(n.input)})" for n in model.graph.node]
 
 
 def place(model: onnx.ModelProto, modules: list[str]) -> onnx.ModelProto:

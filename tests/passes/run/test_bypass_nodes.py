@@ -13,19 +13,14 @@ from passes.run.reproduce import bypass_nodes, smallest
 from passes.run.tracked import pin, unpin
 from passes.structures import STRUCTURES
 from passes.weights.detached import DetachedModel
-from tests.support.onnx_models import attention, detached, matrix, model_of
-
-
-def ops(model: onnx.ModelProto) -> list[str]:
-    return [node.op_type for node in model.graph.node]
-
+from tests.support.onnx_models import attention, detached, matrix, model_of, op_types
 
 CHAIN = "g (float[2, 3] x) => (float[3, 2] y) { a = Relu (x) b = Transpose <perm = [1, 0]> (a) y = Neg (b) }"
 
 
 def test_who_read_what_a_node_makes_reads_what_it_read() -> None:
     shorter = [candidate.proto for candidate in bypass_nodes(detached(model_of(CHAIN)))]
-    assert [ops(result) for result in shorter] == [["Transpose", "Neg"], ["Relu", "Neg"], ["Neg"]]
+    assert [op_types(result) for result in shorter] == [["Transpose", "Neg"], ["Relu", "Neg"], ["Neg"]]
     assert [list(result.graph.node[0].input) for result in shorter] == [["x"]] * 3
     shapes = [[dim.dim_value for dim in result.graph.output[0].type.tensor_type.shape.dim] for result in shorter]
     assert shapes == [[3, 2], [2, 3], [2, 3]], "the output has the type that it now has"
@@ -50,8 +45,8 @@ def test_two_in_a_row_go_together() -> None:
     """
     shapes = {"threes": np.array([2, 2, 3], np.int64), "back": np.array([2, 6], np.int64)}
     shorter = [candidate.proto for candidate in bypass_nodes(detached(model_of(text, w=matrix(6, 6, 0), **shapes)))]
-    assert ["Relu", "MatMul"] in [ops(result) for result in shorter]
-    assert ["Relu", "Reshape", "Reshape", "MatMul"] not in [ops(result) for result in shorter]
+    assert ["Relu", "MatMul"] in [op_types(result) for result in shorter]
+    assert ["Relu", "Reshape", "Reshape", "MatMul"] not in [op_types(result) for result in shorter]
 
 
 def test_what_is_left_is_as_small_as_what_is_asked_allows() -> None:
@@ -68,8 +63,8 @@ def test_what_is_left_is_as_small_as_what_is_asked_allows() -> None:
         )
 
     assert not is_read(model)
-    whole = smallest(model, lambda candidate: {"Relu", "Sin"} <= set(ops(candidate.proto)))
-    assert ops(whole.proto) == ["Relu", "Sin"] and not is_read(whole), "apart from each other"
+    whole = smallest(model, lambda candidate: {"Relu", "Sin"} <= set(op_types(candidate.proto)))
+    assert op_types(whole.proto) == ["Relu", "Sin"] and not is_read(whole), "apart from each other"
 
     def is_behind(candidate: DetachedModel) -> bool:
         by_name = {name: node for node in candidate.proto.graph.node for name in node.output}
@@ -79,9 +74,9 @@ def test_what_is_left_is_as_small_as_what_is_asked_allows() -> None:
         return node is not None
 
     chain = smallest(model, is_behind)
-    assert ops(chain.proto) == ["Relu", "Ceil", "Floor", "Neg", "Sin"]
+    assert op_types(chain.proto) == ["Relu", "Ceil", "Floor", "Neg", "Sin"]
     short = smallest(model, is_behind, shorten=True)
-    assert ops(short.proto) == ["Relu", "Sin"] and is_read(short)
+    assert op_types(short.proto) == ["Relu", "Sin"] and is_read(short)
 
 
 # Narrowing finds a smallest guilty set, in few runs.

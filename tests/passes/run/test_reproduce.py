@@ -18,11 +18,7 @@ from passes.run.runner import run_passes
 from passes.step import PassResult, Step
 from passes.weights.detached import DetachedModel
 from tests.support import worker_faults as faults
-from tests.support.onnx_models import attention, detached, matrix, model_of
-
-
-def ops(model: onnx.ModelProto) -> list[str]:
-    return [node.op_type for node in model.graph.node]
+from tests.support.onnx_models import attention, detached, matrix, model_of, op_types
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ def test_a_crash_leaves_the_smallest_model_on_which_it_comes_again(tmp_path: Pat
     assert "SIGABRT" in row.reason
     saved = onnx.load(tmp_path / row.reproducer)
     onnx.checker.check_model(saved)
-    assert ops(saved) == ["Softmax"]
+    assert op_types(saved) == ["Softmax"]
     assert len(run.model.proto.graph.node) == len(attention().graph.node), "the model is the one from before"
 
 
@@ -70,7 +66,7 @@ def test_a_real_crash_of_onnxoptimizer(tmp_path: Path, context: PassContext) -> 
     run = passes.optimize(model, recipe=["fuse_qkv"], reproducers=tmp_path, context=context)
     (row,) = run.rows
     if row.status is Status.CRASHED:
-        assert ops(onnx.load(tmp_path / row.reproducer)) == ["MatMul", "MatMul", "MatMul"]
+        assert op_types(onnx.load(tmp_path / row.reproducer)) == ["MatMul", "MatMul", "MatMul"]
     else:  # a release that raises has said in words what it does not take
         assert row.status is Status.FAILED and row.reason
 
@@ -82,8 +78,8 @@ def test_nothing_is_written_when_nothing_breaks_down(tmp_path: Path, context: Pa
 
 def test_what_two_places_cause_together_keeps_both() -> None:
     text = "g (float[4] x) => (float[4] y) { a = Relu (x) b = Neg (a) c = Abs (b) d = Exp (c) y = Sigmoid (d) }"
-    part = smallest(detached(model_of(text)), lambda part: {"Neg", "Sigmoid"} <= set(ops(part.proto)))
-    assert ops(part.proto) == ["Neg", "Sigmoid"]
+    part = smallest(detached(model_of(text)), lambda part: {"Neg", "Sigmoid"} <= set(op_types(part.proto)))
+    assert op_types(part.proto) == ["Neg", "Sigmoid"]
     assert [info.name for info in part.proto.graph.input] == ["a", "d"]
     assert [info.name for info in part.proto.graph.output] == ["b", "y"]
     onnx.checker.check_model(part.proto)

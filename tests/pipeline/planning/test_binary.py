@@ -28,16 +28,12 @@ from pipeline.planning import (
 )
 from pipeline.planning.check import violations
 from pipeline.runtime.devices import alignment_of
-from tests.support.planning_graphs import graphs
+from tests.support.planning_graphs import graphs, plan_graph
 from tests.support.torch_programs import SmallDecoder, graph_of
 
 TEXTS = st.text(max_size=8)
 SIZES = st.integers(0, 2**64 - 1)
 STORED = st.builds(StoredBytes, st.binary(max_size=9), TEXTS, SIZES, SIZES, st.integers(0, 2**32 - 1))
-
-
-def plan_graph(graph: Graph) -> ExecutionPlan:
-    return make_plan(graph, lower(graph))
 
 
 @pytest.fixture(scope="module")

@@ -10,16 +10,11 @@ from hypothesis import strategies as st
 
 from pipeline.errors import InternalError
 from pipeline.ir.graph import Graph, Role, TensorSpec
-from pipeline.lowering import lower
 from pipeline.ops import KINDS, GraphBuilder, Layout
-from pipeline.planning import ExecutionPlan, check_plan, make_plan
+from pipeline.planning import ExecutionPlan, check_plan
 from pipeline.planning.check import violations
 from pipeline.planning.check.meaning import VIEW_INDEX
-from tests.support.planning_graphs import graphs
-
-
-def plan_graph(graph: Graph) -> ExecutionPlan:
-    return make_plan(graph, lower(graph))
+from tests.support.planning_graphs import graphs, plan_graph
 
 
 @given(graphs())

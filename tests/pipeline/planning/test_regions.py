@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from pipeline.errors import UsageError
 from pipeline.ir.graph import Graph, TensorSpec
-from pipeline.lowering import lower
 from pipeline.ops import GraphBuilder
 from pipeline.planning import (
     ExecutionPlan,
@@ -22,19 +21,14 @@ from pipeline.planning import (
     decode_plans,
     encode_plans,
     from_json,
-    make_plan,
     map_memory,
     parse_regions,
     to_json,
 )
 from pipeline.planning.check import violations
-from tests.support.planning_graphs import graphs
+from tests.support.planning_graphs import graphs, plan_graph
 
 SRAM, DRAM = MemoryRegion("sram", 256), MemoryRegion("dram")
-
-
-def plan_graph(graph: Graph) -> ExecutionPlan:
-    return make_plan(graph, lower(graph))
 
 
 def memory_of(plan: ExecutionPlan) -> MemoryMap:

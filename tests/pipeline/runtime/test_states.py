@@ -15,7 +15,7 @@ from pipeline.errors import SourceError, UsageError
 from pipeline.runtime import compile_graph
 from pipeline.runtime.eager import run_eager
 from pipeline.runtime.torch_state import FLOAT32, plain_state, without_autograd
-from tests.support.torch_programs import Calls, compile_module, feed_of, graph_of
+from tests.support.torch_programs import Calls, compile_module, feed_of, graph_of, in_float64
 
 
 class Swap(torch.nn.Module):
@@ -270,15 +270,6 @@ X = torch.linspace(-1, 1, 2 * 3 * 6 * 6).reshape(2, 3, 6, 6)
 
 
 @contextmanager
-def default_dtype() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@contextmanager
 def autocast_of_a_card() -> Iterator[None]:
     """What `torch.autocast("cuda")` does where there is a card."""
     torch.set_autocast_enabled("cuda", True)
@@ -300,7 +291,7 @@ def test_autocast_of_a_card_is_off_in_a_run_and_on_for_its_caller() -> None:
 
 SWITCHED_ON: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    "a default dtype": default_dtype,
+    "a default dtype": in_float64,
     "a device": lambda: torch.device("meta"),
 }
 
@@ -347,7 +338,7 @@ def test_a_region_of_autocast_is_part_of_the_graph() -> None:
     module.add_module("layer", layer)
     program, feed = compile_module(module, [X[0, 0, :2, :3].contiguous()])
     (plain,) = program.run(feed).values()
-    with default_dtype():
+    with in_float64():
         (shielded,) = program.run(feed).values()
     assert plain.dtype is shielded.dtype is torch.bfloat16
     assert torch.equal(plain, shielded)
@@ -356,7 +347,7 @@ def test_a_region_of_autocast_is_part_of_the_graph() -> None:
 def test_the_last_to_leave_puts_the_default_dtype_back() -> None:
     """All threads share it, and one of them may leave while another still runs."""
     seen = []
-    with default_dtype():
+    with in_float64():
         FLOAT32.__enter__()
         FLOAT32.__enter__()
         for _ in range(2):

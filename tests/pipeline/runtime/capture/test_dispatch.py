@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import pytest
@@ -16,18 +16,9 @@ from pipeline.runtime import Capture, CompiledProgram
 from pipeline.runtime.capture.recorders import CallLoop
 from pipeline.runtime.torch_state import make_guard, without_autograd
 from tests.pipeline.runtime.capture.capture_programs import negate
-from tests.support.torch_programs import Calls, compile_module
+from tests.support.torch_programs import Calls, compile_module, in_float64
 
 X = {"x": torch.tensor([1.0, 2.0])}
-
-
-@contextmanager
-def default_dtype() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 CALLERS: dict[str, Callable[[], AbstractContextManager[object]]] = {
@@ -37,7 +28,7 @@ CALLERS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "autocast off": lambda: torch.autocast("cpu", enabled=False),
     "a device": lambda: torch.device("cpu"),
-    "a default dtype": default_dtype,
+    "a default dtype": in_float64,
     "a guard": make_guard,
 }
 

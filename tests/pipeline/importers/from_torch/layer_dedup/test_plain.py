@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -24,6 +24,12 @@ from tests.pipeline.importers.from_torch.layer_dedup.layered_models import (
     Stateful,
     x,
 )
+
+
+def stack_of(layers: Iterable[nn.Module], kind: type[Stack] = Stack) -> Stack:
+    model = kind(0)
+    model.layers = nn.ModuleList(layers)
+    return model
 
 
 def test_three_layers_of_which_two_were_traced() -> None:
@@ -62,9 +68,7 @@ def test_a_layer_that_writes_into_a_view_of_its_buffer() -> None:
             self.get_buffer("rows")[:, WIDTH:].copy_(x)
             return self.fc(self.get_buffer("rows")[:, :WIDTH] + self.get_buffer("rows")[:, WIDTH:])
 
-    model = Stack(0)
-    model.layers = nn.ModuleList([Rolling(index) for index in range(4)])
-    graph = expect_traced_graph(model, (x(),), saved=2)
+    graph = expect_traced_graph(stack_of(map(Rolling, range(4))), (x(),), saved=2)
     assert len(graph.updates) == 4
 
 
@@ -84,18 +88,7 @@ def test_layers_that_alternate() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.fc(x) if self.sliding else self.fc(x).tanh()
 
-    model = Stack(0)
-    model.layers = nn.ModuleList([Sliding(index) for index in range(7)])
-    expect_traced_graph(model, (x(),), saved=2)
-
-
-def test_layers_that_alternate_by_their_number() -> None:
-    """They look the same; what they do shows that a unit is two of them."""
-
-    def sliding(layer: Layer, x: Tensor) -> Tensor:
-        return layer.fc(x).tanh() if layer.index % 2 else layer.fc(x)
-
-    expect_traced_graph(Stack(7, sliding), (x(),), saved=2)
+    expect_traced_graph(stack_of(map(Sliding, range(7))), (x(),), saved=2)
 
 
 class Beside(Stack):
@@ -124,16 +117,11 @@ class Unpacked(Stack):
         return self.after(x)
 
 
-def test_lists_beside_the_layers() -> None:
-    expect_traced_graph(Beside(5), (x(),), saved=3)
-
-
 @pytest.mark.parametrize("kind", [nn.ModuleList, lambda pair: nn.ModuleDict(dict(zip("ab", pair, strict=True)))])
 def test_layers_that_are_containers(kind: Callable[[list[nn.Module]], nn.Module]) -> None:
     """What the first one's result is added to is no layer's, so it stands for itself."""
-    model = Unpacked(0)
-    model.layers = nn.ModuleList(kind([Layer(index), nn.Linear(WIDTH, WIDTH)]) for index in range(5))
-    expect_traced_graph(model, (x(),), saved=2)
+    layers = (kind([Layer(index), nn.Linear(WIDTH, WIDTH)]) for index in range(5))
+    expect_traced_graph(stack_of(layers, Unpacked), (x(),), saved=2)
 
 
 class FirstForAll(Stack):
@@ -144,21 +132,6 @@ class FirstForAll(Stack):
         for layer in [*self.layers][1:]:
             x = layer(x + first)
         return x
-
-
-@pytest.mark.parametrize(
-    ("model", "saved"),
-    [
-        (Stack(5, lambda layer, x: layer.fc(x) if layer.index else layer.fc(x).tanh()), 2),
-        (Stack(5, lambda layer, x: layer.fc(x).sum(0) if layer.index == 4 else layer.fc(x)), 2),
-        (Stack(6, lambda layer, x: layer.fc(x).tanh() if layer.index in (0, 5) else layer.fc(x)), 2),
-        (FirstForAll(5), 2),
-    ],
-    ids=["first", "last", "both", "first for all"],
-)
-def test_layers_at_the_ends_that_do_more(model: Stack, saved: int) -> None:
-    """All look the same; the others are the run."""
-    expect_traced_graph(model, (x(),), saved=saved)
 
 
 def test_a_weight_of_all_layers() -> None:
@@ -174,10 +147,6 @@ def test_weights_shared_by_pairs() -> None:
     for index in range(1, 8, 2):
         model.layers[index].fc = model.layers[index - 1].fc  # pyright: ignore
     expect_traced_graph(model, (x(),), saved=4)
-
-
-def test_a_sequential_is_a_list_too() -> None:
-    expect_traced_graph(nn.Sequential(*(Layer(index) for index in range(4))), (x(),), saved=2)
 
 
 def tanh(layer: Layer, x: Tensor) -> Tensor:
@@ -197,25 +166,9 @@ class Stages(nn.Module):
         return x
 
 
-def test_two_runs_in_one_list() -> None:
-    model = Stack(0)
-    model.layers = nn.ModuleList([*(Layer(index) for index in range(4)), *(StatelessNorm() for _ in range(5))])
-    expect_traced_graph(model, (x(),), saved=5)
-
-
 class StatelessNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.nn.functional.layer_norm(x, (WIDTH,)) * torch.tensor(0.5)
-
-
-def test_stages_of_blocks() -> None:
-    """The stages differ; the layers of two of them are runs, and those of the third too few."""
-    expect_traced_graph(Stages(Stack(4), Stack(5, tanh), Stack(2)), (x(),), saved=5)
-
-
-def test_equal_stages_of_blocks() -> None:
-    """Blocks of a stage that is repeated are traced one by one."""
-    expect_traced_graph(Stages(*(Stack(3) for _ in range(4))), (x(),), saved=2)
 
 
 def test_a_run_beside_one_that_cannot_be_stamped() -> None:
@@ -266,11 +219,6 @@ class LastTwo(Stack):
         return results[-1] * results[-2]
 
 
-@pytest.mark.parametrize("model", [RegionsByTurns(7), LastTwo(4)])
-def test_what_is_read_is_of_the_right_layer(model: Stack) -> None:
-    expect_traced_graph(model, (x(),), saved=2)
-
-
 def exported(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
     return torch.export.export(module, args, kwargs, strict=False)
 
@@ -293,9 +241,7 @@ def test_a_result_from_the_middle_of_the_layer_before() -> None:
                 pair = layer(pair)
             return self.after(pair[0])
 
-    model = Pairs(0)
-    model.layers = nn.ModuleList([Remembering() for _ in range(5)])
-    expect_traced_graph(model, (x(),), saved=3)
+    expect_traced_graph(stack_of((Remembering() for _ in range(5)), Pairs), (x(),), saved=3)
 
 
 def test_a_loop_over_a_number_in_the_config() -> None:
@@ -350,3 +296,35 @@ def test_a_call_that_makes_a_new_tensor_runs_once_and_a_view_each_time() -> None
         assert results.call(relu, "form", [data], (data,), {}).shape == (2, 3)
         assert results.call(transpose, "form", [data], (data,), {})._is_view()
     assert (relu.calls, transpose.calls) == (1, 2)
+
+
+MODELS = {
+    "lists beside the layers": (Beside(5), 3),
+    # They look the same; what they do shows that a unit is two of them.
+    "layers that alternate by their number": (
+        Stack(7, lambda layer, x: layer.fc(x).tanh() if layer.index % 2 else layer.fc(x)),
+        2,
+    ),
+    # All layers look the same; the others are the run.
+    "the first does more": (Stack(5, lambda layer, x: layer.fc(x) if layer.index else layer.fc(x).tanh()), 2),
+    "the last does more": (Stack(5, lambda layer, x: layer.fc(x).sum(0) if layer.index == 4 else layer.fc(x)), 2),
+    "first and last do more": (
+        Stack(6, lambda layer, x: layer.fc(x).tanh() if layer.index in (0, 5) else layer.fc(x)),
+        2,
+    ),
+    "the first gives all a value": (FirstForAll(5), 2),
+    "a sequential is a list too": (nn.Sequential(*map(Layer, range(4))), 2),
+    "two runs in one list": (stack_of([*map(Layer, range(4)), *(StatelessNorm() for _ in range(5))]), 5),
+    # The stages differ; the layers of two of them are runs, and those of the third too few.
+    "stages of blocks": (Stages(Stack(4), Stack(5, tanh), Stack(2)), 5),
+    # Blocks of a stage that is repeated are traced one by one.
+    "equal stages of blocks": (Stages(*(Stack(3) for _ in range(4))), 2),
+    "what is read is of the right layer: regions by turns": (RegionsByTurns(7), 2),
+    "what is read is of the right layer: the last two": (LastTwo(4), 2),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_stamped_graph_is_the_traced_one(name: str) -> None:
+    model, saved = MODELS[name]
+    expect_traced_graph(model, (x(),), saved=saved)
