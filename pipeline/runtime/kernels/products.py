@@ -35,9 +35,7 @@ def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, o
         rows, result = x.view(-1, x.shape[-1]), out.view(-1, out.shape[-1])
     except RuntimeError:
         return partial(_multiply_rows, x, weight, bias, out)
-    if bias is None:
-        return partial(torch.mm, rows, weight, out=result)
-    return partial(torch.addmm, bias, rows, weight, out=result)
+    return multiply_matrices(rows, weight, bias, result)
 
 
 def multiply_and_activate(

@@ -78,18 +78,6 @@ def linear(call: AtenCall, outs: Outs) -> Launch | None:
     return multiply_matrices(rows, weight.t(), bias, out)
 
 
-def mm(call: AtenCall, outs: Outs) -> Launch:
-    return multiply_matrices(call.args[0], call.args[1], None, outs[0])
-
-
-def addmm(call: AtenCall, outs: Outs) -> Launch | None:
-    """The first operand is the bias."""
-    if any(call.given.get(name, 1) != 1 for name in ("alpha", "beta")):
-        return with_out(torch.addmm)(call, outs)
-    bias, a, b = call.args[:3]
-    return multiply_matrices(a, b, bias, outs[0])
-
-
 def matmul(call: AtenCall, outs: Outs) -> Launch:
     """A vector is a row on the left and a column on the right, as in numpy; torch's out= is unreliable for vectors.
 
@@ -259,9 +247,10 @@ pow.Tensor_Tensor eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le
 ge.Tensor ge.Scalar bitwise_and.Tensor bitwise_or.Tensor bitwise_not.default logical_and.default logical_or.default
 logical_xor.default logical_not.default maximum.default minimum.default neg.default abs.default sign.default
 floor.default ceil.default round.default exp.default log.default sqrt.default rsqrt.default reciprocal.default
-sin.default cos.default erf.default tanh.default sigmoid.default clamp.default clamp.Tensor where.self bmm.default
-baddbmm.default softmax.int log_softmax.int sum.dim_IntList mean.dim amax.default amin.default logsumexp.default
-argmin.default argmax.default cumsum.default cat.default stack.default gather.default index_select.default
+sin.default cos.default erf.default tanh.default sigmoid.default clamp.default clamp.Tensor where.self mm.default
+addmm.default bmm.default baddbmm.default softmax.int log_softmax.int sum.dim_IntList mean.dim amax.default
+amin.default logsumexp.default argmin.default argmax.default cumsum.default cat.default stack.default gather.default
+index_select.default
 """
 
 WITHOUT_OUT = "conv1d.default conv2d.default conv3d.default layer_norm.default group_norm.default rms_norm.default"
@@ -285,8 +274,6 @@ FAST_PATHS: Mapping[str, FastPath] = {
     **{kind: then_copy(function) for kind, function in CPU_FALLBACKS.items()},
     "aten.relu.default": relu,
     "aten.linear.default": linear,
-    "aten.mm.default": mm,
-    "aten.addmm.default": addmm,
     "aten.matmul.default": matmul,
     "aten.scaled_dot_product_attention.default": then_copy(nn.scaled_dot_product_attention),
     "aten._scaled_dot_product_efficient_attention_backward.default": attention_gradient,

@@ -95,7 +95,7 @@ CALLS: Mapping[str, NativeCall] = {
     "aten.addmm.default": addmm,
     # Where the columns of the matrix are rows in memory.
     "aten.mv.default": lambda library, call, outs: launch_row_sum(library, call.args[0].t(), call.args[1], outs[0]),
-    "aten.matmul.default": lambda library, call, outs: launch_any(library, *call.args, None, outs[0]),
+    "aten.matmul.default": lambda library, call, outs: launch_any(library, call.args[0], call.args[1], None, outs[0]),
     "aten.linear.default": linear,
     "aten.gelu.default": gelu,
     "aten.relu.default": partial(activate, Activation("relu")),
@@ -106,14 +106,16 @@ CALLS: Mapping[str, NativeCall] = {
     "aten.layer_norm.default": layer_norm,
     "aten.rms_norm.default": rms_norm,
     "aten.softmax.int": lambda library, call, outs: (
-        launch_softmax(library, *call.args[:2], outs[0]) if call.given.get("dtype") is None else None
+        launch_softmax(library, call.args[0], call.args[1], outs[0]) if call.given.get("dtype") is None else None
     ),
     "aten.threshold_backward.default": lambda library, call, outs: launch_threshold_gradient(
-        library, *call.args, outs[0]
+        library, call.args[0], call.args[1], call.args[2], outs[0]
     ),
-    "aten._log_softmax.default": lambda library, call, outs: launch_log_softmax(library, *call.args[:2], outs[0]),
+    "aten._log_softmax.default": lambda library, call, outs: launch_log_softmax(
+        library, call.args[0], call.args[1], outs[0]
+    ),
     "aten._log_softmax_backward_data.default": lambda library, call, outs: launch_log_softmax_gradient(
-        library, *call.args[:3], outs[0]
+        library, call.args[0], call.args[1], call.args[2], outs[0]
     ),
     "aten.nll_loss_forward.default": nll_loss,
     "aten.nll_loss_backward.default": nll_loss_backward,
