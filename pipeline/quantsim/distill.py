@@ -21,6 +21,7 @@ from torch import Tensor
 
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
+from pipeline.errors import Unsupported
 from pipeline.quantsim.encodings import Encoding, quantize
 from pipeline.quantsim.gradients import find_gradient_nodes
 from pipeline.quantsim.optimizers import Distill
@@ -104,7 +105,7 @@ def distill(
         Weight → its encoding, and its float32 numbers, which are multiples of its scales.
 
     Raises:
-        Unsupported: an operator on the way to the outputs has no gradient.
+        Unsupported: an operator on the way to the outputs has no gradient, or none that is finite.
     """
     stored = rounded.index.initializers
     weights = {name: LearnedWeight.begin(rounded.array(stored[name]), known) for name, known in encodings.items()}
@@ -133,9 +134,12 @@ def distill(
         descent.step()
         slowing.step()
     finished = {name: weight.finish() for name, weight in weights.items()}
+    if not all(np.isfinite(array).all() for _, array in finished.values()):
+        raise Unsupported("an output or a gradient of the model is not finite, so nothing leads to better weights")
     return {name: found[0] for name, found in finished.items()}, {name: found[1] for name, found in finished.items()}
 
 
 def _noise(found: Tensor, expected: Tensor) -> Tensor:
     """The noise of an output as a part of its signal."""
-    return (found - expected).square().sum() / expected.square().sum().clamp_min(torch.finfo(torch.float32).tiny)
+    found, expected = found.double(), expected.double()  # squares overflow in 16 bits
+    return (found - expected).square().sum() / expected.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
