@@ -92,3 +92,41 @@ def test_a_gemm_that_takes_the_sum_in_is_a_loss() -> None:
     text = "g (float[4, 8] x) => (float[4, 8] y) <float[8, 8] w> { BODY }"
     instances = found("residual", drawn(text.replace("BODY", "f = MatMul (x, w) y = Add (f, x)")))
     assert list(lost("residual", instances, drawn(text.replace("BODY", "y = Gemm (x, w, x)")))) == ["residual"]
+
+
+# Embedding: rows of a table, chosen at run time.
+
+LOOKUPS = {
+    "by the input": "y = Gather (table, ids)",
+    "by what is computed": "one = Constant <value_ints = [1]> () i = Add (ids, one) y = Gather <axis = 0> (table, i)",
+    "a table after Identity": "t = Identity (table) y = Gather (t, ids)",
+}
+OTHER_GATHERS = {
+    "by a constant": "two = Constant <value_ints = [2, 0]> () r = Gather (table, two) y = Cast <to = 1> (r)",
+    "of columns": "r = Gather <axis = 1> (table, ids) y = Relu (r)",
+    "of a size": "s = Shape (ids) zero = Constant <value_int = 0> () n = Gather (s, zero) y = Cast <to = 1> (n)",
+    "of what is computed": "c = Cast <to = 1> (ids) r = Gather (c, ids) y = Relu (r)",
+    "in a table of numbers": "r = Gather (numbers, ids) y = Cast <to = 1> (r)",
+}
+
+
+def model(body: str):
+    return drawn(f"g (int64[2, 3] ids) => (float[] y) <float[7, 4] table, int64[7, 4] numbers> {{ {body} }}")
+
+
+@pytest.mark.parametrize("form", LOOKUPS)
+def test_finds_lookups(form: str) -> None:
+    instances = found("embedding", model(LOOKUPS[form]))
+    assert names(instances) == ["y"]
+    assert [weight.name for weight in instances[0].weights] == ["table"]
+
+
+@pytest.mark.parametrize("form", OTHER_GATHERS)
+def test_finds_no_other_gather(form: str) -> None:
+    assert found("embedding", model(OTHER_GATHERS[form])) == ()
+
+
+def test_a_table_in_another_type_is_a_loss() -> None:
+    instances = found("embedding", model(LOOKUPS["by the input"]))
+    half = model("t = Cast <to = 10> (table) h = Gather (t, ids) y = Cast <to = 1> (h)")
+    assert list(lost("embedding", instances, half)) == ["embedding"]

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.optim import SGD
 
 from pipeline.errors import SourceError
-from pipeline.runtime import compile_graph
-from pipeline.torch_ir import IR, ExecutionError, IRExecutor, execute_ir, extract_ir
+from pipeline.runtime import RecordingDevice, compile_graph
+from pipeline.torch_ir import IR, ExecutionError, IRExecutor, execute_ir, extract_ir, verify_ir_with_state_dict
 from pipeline.torch_ir.command_files import summary
 from pipeline.training import as_module, record_step
-from tests.pipeline.torch_ir.small_modules import Tied
+from tests.pipeline.torch_ir.small_modules import Cache, MaskedLinear, Tied, cache_call
 
 IDS = torch.tensor([[1, 4]])
 
@@ -76,3 +77,71 @@ def test_it_is_trained_as_one_parameter(ir: IR) -> None:
         torch.testing.assert_close(program.step((IDS, target)), expected.detach())
     program.write_back()
     torch.testing.assert_close(module.get_parameter("head.weight"), model.embed.weight)
+
+
+# Buffers that no checkpoint has, of a model on meta: computed again where the model knows how.
+
+
+class Filling(nn.Module):
+    """Fills one of its buffers, takes another by what it holds, and leaves a third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("filled", "scaled", "left"):
+            self.register_buffer(name, torch.empty(4), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.get_buffer("filled") + self.get_buffer("scaled") + self.get_buffer("left")
+
+    def _init_weights(self, module: nn.Module) -> None:
+        module.get_buffer("filled").copy_(torch.arange(4.0))
+        module.get_buffer("scaled").mul_(2)
+
+
+def test_what_was_not_written_is_not_known() -> None:
+    with torch.device("meta"):
+        ir = extract_ir(Filling(), (torch.empty(2, 4),))
+    assert {name: value.tolist() for name, value in ir.constants.items()} == {"filled": [0, 1, 2, 3]}
+
+
+def test_a_checkpoint_has_the_persistent_buffers() -> None:
+    class Scaling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("kept", torch.ones(4))
+            self.register_buffer("own", torch.full((4,), 2.0), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.get_buffer("kept") + self.get_buffer("own")
+
+    ir = extract_ir(Scaling(), (torch.zeros(2, 4),), strict=False)
+    assert {name: value.tolist() for name, value in ir.constants.items()} == {"own": [2, 2, 2, 2]}
+
+
+# An IR on a device of its own, by the recording device.
+
+
+def test_a_plan_runs_there_and_its_outputs_are_there() -> None:
+    device, model, x = RecordingDevice(), torch.nn.Linear(4, 2), torch.randn(3, 4)
+    ir = extract_ir(model, (x,), strict=False)
+    (found,) = execute_ir(ir, (x,), model.state_dict(), device=device)
+    torch.testing.assert_close(found, model(x))
+    assert device.holds(found)
+
+
+def test_states_stay_there_from_run_to_run() -> None:
+    model = Cache().eval()
+    args, kwargs = cache_call(2)
+    ir = extract_ir(model, args, kwargs=kwargs, strict=False)
+    valid, report = verify_ir_with_state_dict(
+        ir, model.state_dict(), model, args, kwargs=kwargs, device=RecordingDevice()
+    )
+    assert valid, report
+
+
+def test_a_run_op_by_op_is_refused_there() -> None:
+    model, x = MaskedLinear(), torch.randn(2, 4)
+    ir = extract_ir(model, (x,), strict=False)
+    executor = IRExecutor(ir, model.state_dict(), planned=False, device=RecordingDevice())
+    with pytest.raises(ExecutionError, match=r"this run goes op by op .*, and only a plan runs on a device"):
+        executor.execute((x,))
