@@ -204,7 +204,7 @@ class _HalfConverter:
         for position in kept:
             self._keep(position, falls[position][1])
         if not kept:  # no node is at fault alone
-            kept = worst[: len(worst) // part + 1]
+            kept = worst[: len(worst) // PART + 1]
             for position in kept:
                 self._keep(position, "small falls of the SQNR at many nodes add up")
         return bool(kept)
