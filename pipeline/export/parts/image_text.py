@@ -206,7 +206,7 @@ def images_of(model: Any) -> Iterator[dict[str, Any]]:
         yield {"pixel_values": pixels.to(device), "image_grid_thw": torch.tensor([[1, side, side]], device=device)}
         return
     pixels = (torch.rand(1, channels, size, size, generator=generator) * 2 - 1).to(device)
-    sizes = {"image_sizes": torch.tensor([[size, size]], device=device)} if "image_sizes" in names else {}
+    sizes = {"image_sizes": [(size, size)]} if "image_sizes" in names else {}
     yield {"pixel_values": pixels, **sizes}
     yield {"pixel_values": pixels[None], **sizes}
     yield {"pixel_values": pixels.expand(1, 2, *pixels.shape[1:]).clone(), **sizes}  # the whole image, and a tile of it

@@ -70,6 +70,20 @@ def test_the_decoder_reads_what_the_family_has() -> None:
     assert qwen["position_ids"].dynamic == {1: "batch_size", 2: "sequence_length"} and "token_type_ids" not in qwen
 
 
+def test_a_tower_that_asks_for_the_size_of_its_image(tmp_path: Path) -> None:
+    other_families.make_model("Mistral 3").save_pretrained(tmp_path / "source")
+    section = ModelConfig.model_validate({**configuration(tmp_path / "source")["model"], "part": "vision"})
+    source = load_source(section)
+    assert isinstance(source, TorchSource) and source.draws is not None
+    export_onnx(source, ExportConfig(), tmp_path / "vision.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "vision.onnx"), providers=["CPUExecutionProvider"])
+    for draw in source.draws(VerifyConfig()):
+        [expected] = run_torch(source, draw.feeds).values()
+        [found] = map(np.asarray, session.run(None, dict(draw.feeds)))
+        limit = 1e-4 * float(np.abs(expected).max())  # float32, other orders of sums
+        np.testing.assert_allclose(found, expected, atol=limit, rtol=0)
+
+
 def test_a_prompt_whose_words_see_the_words_after_them_is_refused() -> None:
     """Its mask follows from whether the cache is empty, which one graph cannot ask."""
     with pytest.raises(SourceError, match="a word of the prompt sees the words after it"):
