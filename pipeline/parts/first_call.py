@@ -13,6 +13,7 @@ from typing import Final
 
 from onnx import GraphProto
 
+from passes.errors import PolicyError, StepFailed
 from passes.graph.index import copy_of, replace_all_uses_with
 from passes.graph.traversal import read_names
 from passes.rewrites.interface import cut_out
@@ -37,8 +38,15 @@ def make_first_call(encoder: DetachedModel, decoder: DetachedModel) -> DetachedM
 
     Returns:
         The model, on the weights of both; None where the cache depends on more than the hidden states and the sizes of
-        the source.
+        the source, or a pass made the two models so that they are not joined: of two opsets, say.
     """
+    try:
+        return _join(encoder, decoder)
+    except (PolicyError, StepFailed):
+        return None
+
+
+def _join(encoder: DetachedModel, decoder: DetachedModel) -> DetachedModel | None:
     computed = {slot.after: slot.before for slot in state_slots(decoder.proto.graph)}
     computed = {after: before for after, before in computed.items() if after in encoder.index.outputs}
     cross = cut_out(encoder.without_functions(), [HIDDEN], [*computed])

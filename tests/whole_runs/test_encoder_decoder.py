@@ -20,6 +20,7 @@ from pipeline import Pipeline, RunConfig
 from pipeline.config import ModelConfig
 from pipeline.parts import PartsResult
 from pipeline.parts.chain import generate_after_encoder
+from pipeline.parts.first_call import make_first_call
 from pipeline.quantsim import QuantSim
 from pipeline.quantsim.parts import PartsQuantSimResult
 from pipeline.quantsim.sites import find_sites
@@ -90,6 +91,10 @@ def check_first_call(models: Path) -> None:
     assert found.keys() == expected.keys()
     for name, array in found.items():
         np.testing.assert_allclose(array, expected[name], atol=1e-4, err_msg=name)  # float32, other orders of sums
+    whole = {name: read_model(models / f"{name}.onnx") for name in ("encoder", "decoder")}
+    other = whole["encoder"].copy_proto()
+    other.opset_import[0].version = 18
+    assert make_first_call(whole["encoder"].with_proto(other), whole["decoder"]) is None
 
 
 def run(session: onnxruntime.InferenceSession, feeds: dict[str, Any]) -> dict[str, np.ndarray]:
