@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import onnx
 import pytest
 
+from passes import optimize
+from passes.context import PassContext
 from passes.encodings.encoding import Encoding, Precision
+from passes.encodings.from_qdq import read_qdq
 from passes.encodings.stored import EncodedArray, NoEncoding, derive_encoding
+from passes.errors import UsageError
+from passes.weights.detached import DetachedModel
 from pipeline.config.quantsim import parse_precision
 from pipeline.quantsim.encodings import encode_weight, quantize
+from tests.support.onnx_models import detached, model_of
+from tests.support.onnx_text import ATTENTION, merged_model
 
 WEIGHT = np.random.default_rng(0).standard_normal((8, 12)).astype(np.float32)
 OTHER = 3 * np.random.default_rng(1).standard_normal((8, 12)).astype(np.float32)
@@ -117,3 +125,127 @@ def test_a_lowest_number_that_a_negative_factor_would_mirror_is_refused() -> Non
 def test_what_has_no_encoding_says_why(array: np.ndarray, sources: list[EncodedArray], why: str) -> None:
     with pytest.raises(NoEncoding, match=why):
         derive_encoding(np.ascontiguousarray(array), sources)
+
+
+# Quantized models as tools write them, and the float tensors that their encodings are for.
+
+NAMES = {
+    "onnxline": ("h", "h_quantized", "h_dequantized", "w_quantized", "w_dequantized"),
+    "onnxruntime": (
+        "h",
+        "h_QuantizeLinear_Output",
+        "h_DequantizeLinear_Output",
+        "w_quantized",
+        "w_DequantizeLinear_Output",
+    ),
+    "onnxsim": ("h/f", "h/q", "h", "w/qdq21/int8", "w/qdq21/dq"),
+    "NNCF": ("h", "q_output_h_1", "dq_output_h_1", "q_output_w_1", "dq_output_w_1"),
+}
+"""Tool → its names of a float value, the same quantized and dequantized, and of a stored weight."""
+
+
+def tools_model(tool: str) -> DetachedModel:
+    value, numbers, back, stored, weight = (f"name_{index}" for index in range(5))
+    text = f"""
+    g (float[2, 4] x) => (float[2, 3] y) {{
+        {value} = Relu (x)
+        {numbers} = QuantizeLinear ({value}, s, z)
+        {back} = DequantizeLinear ({numbers}, s, z)
+        {weight} = DequantizeLinear <axis = 1> ({stored}, ws, wz)
+        y = MatMul ({back}, {weight})
+    }}"""
+    whole = np.arange(12).reshape(4, 3).astype(np.int8)
+    scales = {"s": np.array(0.5, np.float32), "ws": np.array([1, 2, 3], np.float32)}
+    model = model_of(text, name_3=whole, z=np.array(7, np.uint8), wz=np.zeros(3, np.int8), **scales)
+    spelled = dict(zip((value, numbers, back, stored, weight), NAMES[tool], strict=True))
+    for tensor in model.graph.initializer:
+        tensor.name = spelled.get(tensor.name, tensor.name)
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [spelled.get(name, name) for name in names]
+    del model.graph.value_info[:]
+    return detached(model)
+
+
+@pytest.mark.parametrize("tool", NAMES)
+def test_the_names_of_tools(tool: str) -> None:
+    found = read_qdq(tools_model(tool))
+    assert found.keys() == {"h", "w"}
+    assert (str(found["h"].precision), float(found["h"].scale), int(found["h"].zero_point)) == ("uint8", 0.5, 7)
+    assert (str(found["w"].precision), found["w"].axis, found["w"].scale.tolist()) == ("int8/channel", 1, [1, 2, 3])
+
+
+TWICE = """
+g (float[2] x) => (float[2] y) {
+    a = QuantizeLinear (x, s, z)
+    b = DequantizeLinear (a, s, z)
+    c = QuantizeLinear (x, t, z)
+    d = DequantizeLinear (c, t, z)
+    y = Add (b, d)
+}
+"""
+COMPUTED = """
+g (float[2] x, float s) => (float[2] y) {
+    a = QuantizeLinear (x, s, z)
+    y = DequantizeLinear (a, s, z)
+}
+"""
+
+
+def test_a_tensor_with_two_encodings_is_refused() -> None:
+    model = model_of(TWICE, s=np.array(1, np.float32), t=np.array(2, np.float32), z=np.array(0, np.uint8))
+    with pytest.raises(UsageError, match="quantizes 'x' in two ways"):
+        read_qdq(detached(model))
+
+
+def test_a_scale_that_is_computed_is_refused() -> None:
+    with pytest.raises(UsageError, match="'s' is computed; expected a constant"):
+        read_qdq(detached(model_of(COMPUTED, z=np.array(0, np.uint8))))
+
+
+# A product with a part of a merged matrix has the encoding of the whole one, also if one position is all there is.
+
+MERGED = """g (float[1, 32, 1, 1] x) => (float[1, 1, 1, 32] y)
+    <float[32, 32, 1, 1] conv, float[32] scale, float[32] shift, float[32] mean, float[96, 32] w, float[96] b> {
+    c = Conv (x, conv)
+    variance = Mul (scale, scale)
+    h = BatchNormalization (c, scale, shift, mean, variance)
+    row = Reshape (h, #[1, 1, 1, 32])
+    turned = Transpose <perm = [1, 0]> (w)
+    product = MatMul (row, turned)
+    sum = Add (product, b)
+    q, k, v = Split <axis = 3> (sum, #[32, 32, 32])"""
+"""BatchNormalization becomes a part of Conv, so that no number after it is the same in every bit."""
+
+RECIPE = ("fold_constants", "fold-batchnorm", "split-qkv")
+
+
+def encoding_of(scale: float) -> Encoding:
+    precision = Precision(16, signed=False, symmetric=False)
+    return Encoding(precision, np.array(scale, np.float32), np.array(2**15))
+
+
+def model_with(text: str) -> onnx.ModelProto:
+    return merged_model(text + ATTENTION + "}")
+
+
+NAMES_OF_PARTS = ("x", "h", "w", "product", "sum", "q", "k", "v")
+
+ENCODINGS = {name: encoding_of(0.01 * place) for place, name in enumerate(NAMES_OF_PARTS, 1)}
+
+
+def test_each_part_of_one_position_has_the_encoding_of_the_whole(context: PassContext) -> None:
+    run = optimize(model_with(MERGED), RECIPE, encodings=ENCODINGS, context=context)
+    assert run.encodings is not None
+    for role in "qkv":
+        assert run.encodings.encodings[f"product.{role}"] == ENCODINGS["product"]
+        assert run.encodings.sources[f"product.{role}"] == ("product",)
+        assert run.encodings.sources[f"w.{role}_transposed"] == ("w",)
+    assert "product" not in {lost.tensor for lost in run.encodings.lost}
+
+
+def test_a_matrix_that_is_not_traced_says_nothing_of_its_parts(context: PassContext) -> None:
+    given = {name: encoding for name, encoding in ENCODINGS.items() if name != "w"}
+    run = optimize(model_with(MERGED), RECIPE, encodings=given, context=context)
+    assert run.encodings is not None
+    assert "product.q" in {uncovered.tensor for uncovered in run.encodings.uncovered}

@@ -20,8 +20,8 @@ from pipeline.runtime import RecordingDevice, compile_graph
 from pipeline.training import record_step
 from pipeline.training.graph import moment_name, rate_name, stored_name
 from tests.pipeline.runtime.capture.capture_programs import train_graph
+from tests.pipeline.runtime.capture.test_obstacles import Around, X, choose
 from tests.pipeline.runtime.capture.test_recording_device import FEED, mixed_graph, on
-from tests.pipeline.runtime.capture.test_segments import Around, X, choose
 from tests.support.torch_programs import compile_module, graph_of
 
 

@@ -22,7 +22,7 @@ from pipeline.runtime.recording import RecordingDevice, RecordingOrder
 from pipeline.training import NotFinite, record_step
 from tests.pipeline.runtime.capture.capture_programs import stored, train_graph
 from tests.pipeline.runtime.capture.test_captures import sized_graph
-from tests.pipeline.runtime.capture.test_segments import MASK, Around, X, choose, put
+from tests.pipeline.runtime.capture.test_obstacles import MASK, Around, X, choose, put
 from tests.support.torch_programs import compile_module, graph_of
 
 SQUARE = TensorSpec((4, 4), "float32")
