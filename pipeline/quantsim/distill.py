@@ -22,7 +22,7 @@ from torch import Tensor
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.errors import Unsupported
-from pipeline.quantsim.encodings import Encoding, quantize
+from pipeline.quantsim.encodings import Encoding, dequantize_integers, quantize
 from pipeline.quantsim.gradients import find_gradient_nodes
 from pipeline.quantsim.optimizers import Distill
 from pipeline.quantsim.torch_nodes import TorchNodes, read_stored
@@ -83,9 +83,7 @@ class LearnedWeight:
         """The encoding, and the float32 numbers that rounding to nearest turns into the integers."""
         with torch.no_grad():
             encoding = replace(self.encoding, scale=to_numpy(self.scales()))
-            integers = to_numpy(self.round())
-        whole = integers - encoding.spread(integers, encoding.zero_point).astype(np.float32)
-        return encoding, whole * encoding.spread(whole, encoding.scale)
+            return encoding, dequantize_integers(to_numpy(self.round()), encoding)
 
 
 def distill(

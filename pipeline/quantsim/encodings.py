@@ -220,6 +220,12 @@ def quantize(array: np.ndarray, encoding: Encoding) -> np.ndarray:
     return np.clip(limited + zero, lowest, highest)
 
 
+def dequantize_integers(integers: np.ndarray, encoding: Encoding) -> np.ndarray:
+    """The float32 numbers for which integers of a format stand, which `quantize` turns into these integers."""
+    whole = (integers - encoding.spread(integers, encoding.zero_point)).astype(np.float32)
+    return whole * encoding.spread(whole, encoding.scale)
+
+
 def round_trip(array: np.ndarray, encoding: Encoding, *, is_stored: bool) -> np.ndarray:
     """`array` quantized and dequantized, as float32.
 

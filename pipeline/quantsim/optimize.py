@@ -30,7 +30,7 @@ from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel
 from passes.weights.files import save
 from passes.weights.split_run import names_computed_in_numpy
 from pipeline.errors import Unsupported, UsageError
-from pipeline.quantsim.encodings import Encoding
+from pipeline.quantsim.encodings import Encoding, dequantize_integers
 from pipeline.quantsim.noise import measure_noise, sqnr_db
 from pipeline.quantsim.optimizers import BiasCorrection, Distill, Optimizer
 from pipeline.quantsim.placement import Placement
@@ -297,9 +297,7 @@ class Optimization:
                     encoding = encodings[name] = replace(encoding, zero_point=found[f"{key}/zero_point"])
                 if f"{key}/numbers" in found:
                     encodings[name] = encoding
-                    numbers = found[f"{key}/numbers"].astype(np.int64)
-                    whole = (numbers - encoding.spread(numbers, encoding.zero_point)).astype(np.float32)
-                    arrays[name] = whole * encoding.spread(whole, encoding.scale)
+                    arrays[name] = dequantize_integers(found[f"{key}/numbers"].astype(np.int64), encoding)
         return Chosen(encodings, arrays)
 
     def _judge(self, layers: Mapping[str, Layer], chosen: Chosen) -> dict[str, float]:

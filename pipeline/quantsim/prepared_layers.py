@@ -16,7 +16,7 @@ from passes.recipe.recipe import OWN_STEPS, names_of
 from passes.weights.detached import DetachedModel, read_model
 from pipeline.config import QuantSimConfig
 from pipeline.quantsim.calibration import calibrate
-from pipeline.quantsim.encodings import Encoding, encode
+from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.noise import measure_noise, sqnr_db
 from pipeline.quantsim.optimize import OptimizedLayer, OptimizedStep
 from pipeline.quantsim.placement import place
@@ -24,7 +24,7 @@ from pipeline.quantsim.profiles import rules_of
 from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.samples import Feeds, Samples
 from pipeline.quantsim.sensitivity import find_layers
-from pipeline.quantsim.simulation import compare_outputs
+from pipeline.quantsim.simulation import find_least_ratio
 from pipeline.quantsim.stored_constants import declare_types, store_constants
 from pipeline.stages.passes import AFTER, BEFORE, EQUALIZING, find_equalized
 
@@ -98,10 +98,5 @@ class _Simulated:
         return cls(
             {name: sqnr_db(found.signal, found.local) for name, found in noise.items()},
             {name: weight for name, (_, weight) in layers.items()},
-            _least_output(model, encodings, unseen),
+            find_least_ratio(model, insert_qdq(model, encodings), unseen),
         )
-
-
-def _least_output(model: DetachedModel, encodings: dict[str, Encoding], unseen: Sequence[Feeds]) -> float:
-    outputs = compare_outputs(model, insert_qdq(model, encodings), unseen)
-    return min((found.sqnr_db for found in outputs.values()), default=float("inf"))

@@ -99,6 +99,11 @@ def compare_outputs(model: DetachedModel, quantized: DetachedModel, samples: Ite
     return _compare((expected.run(feeds), found.run(feeds)) for feeds in samples)
 
 
+def find_least_ratio(model: DetachedModel, quantized: DetachedModel, samples: Iterable[Feeds]) -> float:
+    """The ratio of the worst output in dB, by `compare_outputs`; infinite without outputs of floats."""
+    return min((found.sqnr_db for found in compare_outputs(model, quantized, samples).values()), default=float("inf"))
+
+
 def run_device_like(
     model: DetachedModel,
     quantized: DetachedModel,

@@ -52,7 +52,7 @@ from pipeline.quantsim.range_notes import describe_limited_biases, describe_rang
 from pipeline.quantsim.report import QuantSimReport, QuantSimResult, make_placement_report, make_report, report_text
 from pipeline.quantsim.samples import Samples
 from pipeline.quantsim.sensitivity import count_needed_samples, estimate_sensitivity, find_layers
-from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, run_device_like
+from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, find_least_ratio, run_device_like
 from pipeline.quantsim.sites import find_quantized, find_sites
 from pipeline.quantsim.stored_constants import declare_types, store_constants
 from pipeline.quantsim.suggest import LayeredModel, MetricTarget, Placements, Suggestion, suggest
@@ -334,8 +334,7 @@ class Simulation:
     def _rate(self, placement: Placement, ranges: Mapping[str, Range], chosen: Chosen, samples: Samples) -> float:
         """The least ratio of the outputs in dB."""
         quantized = self.quantize(placement, ranges, chosen)
-        outputs = compare_outputs(self._model, quantized, samples.evaluation(self._settings.evaluation))
-        return min((found.sqnr_db for found in outputs.values()), default=math.inf)
+        return find_least_ratio(self._model, quantized, samples.evaluation(self._settings.evaluation))
 
     def measure_costs(
         self, metric: TaskMetric, encodings: dict[str, Encoding], tuned: DetachedModel, sensitivity: dict[str, float]
