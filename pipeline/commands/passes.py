@@ -20,8 +20,7 @@ from passes.recipe.recipe import OWN_STEPS, SINGLE_PASS_LIBRARY, library_version
 from passes.structures import STRUCTURES
 from passes.suggest import nearest
 from pipeline.commands.shared import FORMAT_VERSION, add_command, with_options
-from pipeline.terminal import Words, print_json, print_line
-from pipeline.terminal.screen import Screen
+from pipeline.terminal import PlainScreen, Words, open_screen, print_json, print_line
 
 
 def register(app: typer.Typer) -> None:
@@ -145,8 +144,10 @@ class _PassPage:
     """Prints lines of at most `COLUMNS` characters, styled on a terminal and plain elsewhere."""
 
     def __init__(self) -> None:
-        self._screen = Screen()
-        self._width = min(self._screen.width, COLUMNS) if self._screen.is_terminal else COLUMNS
+        self._screen = open_screen()
+        self._width = COLUMNS
+        if not isinstance(self._screen, PlainScreen) and self._screen.is_terminal:
+            self._width = min(self._screen.width, COLUMNS)
 
     def line(self, text: Words = "", style: str = "") -> None:
         self._screen.print_line(text, style)
