@@ -124,10 +124,7 @@ class GraphIndex:
     @cached_property
     def reads(self) -> Counter[str]:
         """Value → how often nodes, bodies of nodes, and the outputs of the graph read it."""
-        reads = Counter(self.outputs.keys())
-        for node in self.nodes:
-            reads.update(reads_of(node))
-        return reads
+        return Counter(itertools.chain(self.outputs, *map(reads_of, self.nodes)))
 
     @cached_property
     def initializers(self) -> dict[str, TensorProto]:

@@ -7,7 +7,7 @@ a chain of them, however long, is a list of groups of atoms, which two Reshapes,
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -280,7 +280,7 @@ def layout_steps(before: Sequence[Sequence[Atom]], after: Sequence[Sequence[Atom
     if olds == news:
         return [] if _as_tuples(before) == _as_tuples(after) else [LayoutStep(list(after))]
     place, new_place = ({atom: at for at, atom in enumerate(order)} for order in (olds, news))
-    if Counter(_as_tuples(before)) == Counter(_as_tuples(after)):
+    if len(before) == len(after) and set(_as_tuples(before)) == set(_as_tuples(after)):
         return [_turn(before, after)]
     if _is_cut_at(after, place):
         first = _with_ones(sorted(filter(None, after), key=lambda axis: place[axis[0]]), after)

@@ -19,7 +19,6 @@ from passes.graph.index import (
     constant_of,
     drop_unread,
     initializers_of,
-    producers_of,
     replace_entries,
     take_name,
     unread_tensors,
@@ -346,7 +345,7 @@ class Rewriter:
 
     def _enter(self, node: NodeProto) -> None:
         self._nodes[id(node)] = node
-        self.producers.update(producers_of([node]))
+        self.producers |= {name: node for name in node.output if name}
         for name in dict.fromkeys(node.input):
             self.consumers[name].append(node)
 
