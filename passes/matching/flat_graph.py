@@ -68,6 +68,10 @@ class FlatGraph:
         self.weights: set[int] = set()
         """The constants that are large enough to identify a node."""
         self.outputs: dict[str, int] = {}
+        self.carried: dict[int, bytes] = {}
+        """Index of an item → the metadata and the doc string that were carried to its node, serialized.
+
+        Most nodes survive many passes, and to copy them entry by entry takes longer than everything else."""
         self._table = table
 
     def intern(self, computation: Hashable) -> int:

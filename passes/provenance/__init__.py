@@ -20,7 +20,7 @@ from passes.provenance.annotations import (
     known_as,
     module_path_of,
 )
-from passes.provenance.carry import carry
+from passes.provenance.carry import Carrier, carry
 from passes.provenance.weight_origins import form_of, name_weights, part_of
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "CHANGED_KEY",
     "COUNT_KEY",
     "REPLACED_KEY",
+    "Carrier",
     "Descendants",
     "ModulePath",
     "NodeAnnotations",

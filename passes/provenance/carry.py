@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
+from typing import Final
 
-from onnx import NodeProto
+from onnx import ModelProto, NodeProto
 
 from passes.graph.index import free_name
-from passes.matching.flat_graph import ABSENT, DigestTable, NodeMatching, flatten_graph
+from passes.matching.flat_graph import ABSENT, DigestTable, FlatGraph, NodeMatching, flatten_graph
 from passes.matching.match import match
 from passes.matching.replacements import ReplacedNodes, find_replacements
-from passes.model.canonical import CanonicalModel, canonicalize
+from passes.model.analysis import AnalyzedModel
 from passes.provenance.annotations import (
     ModulePath,
     annotations_of,
@@ -25,12 +26,40 @@ from passes.provenance.weight_origins import trace_weights
 from passes.weights.detached import DetachedModel
 
 
-def carry(
-    before: DetachedModel,
-    after: DetachedModel,
-    author: str,
-    canonical: tuple[CanonicalModel, CanonicalModel] | None = None,
-) -> DetachedModel:
+class Carrier:
+    """Carries metadata through the passes of one run; keeps the index of a model for the next pass."""
+
+    def __init__(self) -> None:
+        self._table: DigestTable = {}
+        self._indices: list[tuple[ModelProto, FlatGraph]] = []
+
+    def carry(self, before: AnalyzedModel, after: AnalyzedModel, author: str) -> None:
+        """Like `passes.provenance.carry`. Changes the graph of `after`."""
+        matching = match(self._index_of(before), self._index_of(after))
+        replaced = find_replacements(matching)
+        news = _mark_new(matching, author, replaced)
+        trace_weights(matching, (before.model, after.model), author, replaced)
+        survivors = [(new, old) for new, old in enumerate(matching.old_of) if old >= 0]
+        for new, old in survivors:
+            _give_back(matching, new, old)
+            if _is_changed(matching, new, old):
+                node = matching.after.items[new].node
+                write_annotations(node, annotations_of(node).changed_by(author))
+                matching.after.carried.pop(new, None)
+        named = [(matching.after.items[new].node, matching.before.items[old].node.name) for new, old in survivors]
+        restore_names(named, [matching.after.items[new].node for new in sorted(news)])
+        _carry_model(before.model, after.model)
+
+    def _index_of(self, analyzed: AnalyzedModel) -> FlatGraph:
+        """The index of a model, cached by identity."""
+        found = next((index for proto, index in self._indices if proto is analyzed.model.proto), None)
+        if found is None:
+            found = flatten_graph(analyzed.model, analyzed.canonical, self._table)
+            self._indices = [*self._indices, (analyzed.model.proto, found)][-REMEMBERED:]
+        return found
+
+
+def carry(before: DetachedModel, after: DetachedModel, author: str) -> DetachedModel:
     """Restore the metadata of the nodes that a pass left, and annotate the nodes that it made.
 
     A node that survived gets its metadata, its name and its doc string back, and is annotated as changed if the pass
@@ -43,26 +72,11 @@ def carry(
         before: the model before the pass.
         after: the result of the pass, whose proto is changed.
         author: the name of the pass.
-        canonical: their canonical forms, if they are known already.
 
     Returns:
         `after`.
     """
-    first, second = canonical or (canonicalize(before), canonicalize(after))
-    table: DigestTable = {}
-    matching = match(flatten_graph(before, first, table), flatten_graph(after, second, table))
-    replaced = find_replacements(matching)
-    news = _mark_new(matching, author, replaced)
-    trace_weights(matching, (before, after), author, replaced)
-    survivors = [(new, old) for new, old in enumerate(matching.old_of) if old >= 0]
-    for new, old in survivors:
-        node = matching.after.items[new].node
-        _give_back(node, matching.before.items[old].node)
-        if _is_changed(matching, new, old):
-            write_annotations(node, annotations_of(node).changed_by(author))
-    named = [(matching.after.items[new].node, matching.before.items[old].node.name) for new, old in survivors]
-    restore_names(named, [matching.after.items[new].node for new in sorted(news)])
-    _carry_model(before, after)
+    Carrier().carry(AnalyzedModel(before), AnalyzedModel(after), author)
     return after
 
 
@@ -93,15 +107,20 @@ def _root(matching: NodeMatching) -> ModulePath | None:
     return next((ModulePath(module.paths[:1], module.classes[:1], ()) for module in found), None)
 
 
-def _give_back(node: NodeProto, known: NodeProto) -> None:
+def _give_back(matching: NodeMatching, new: int, old: int) -> None:
+    node, known = matching.after.items[new].node, matching.before.items[old].node
     if node.metadata_props or node.doc_string:
         has = {entry.key for entry in node.metadata_props}
         node.metadata_props.extend(entry for entry in known.metadata_props if entry.key not in has)
         if known.doc_string and not node.doc_string:
             node.doc_string = known.doc_string
         return
-    carried = NodeProto(metadata_props=known.metadata_props, doc_string=known.doc_string or None)
-    node.MergeFromString(carried.SerializeToString())  # quicker than entry by entry
+    carried = matching.before.carried.get(old)
+    if carried is None:
+        bare = NodeProto(metadata_props=known.metadata_props, doc_string=known.doc_string or None)
+        carried = bare.SerializeToString()
+    node.MergeFromString(carried)
+    matching.after.carried[new] = carried
 
 
 def _is_changed(matching: NodeMatching, new: int, old: int) -> bool:
@@ -126,6 +145,10 @@ def _carry_model(before: DetachedModel, after: DetachedModel) -> None:
     after.proto.metadata_props.extend(entry for entry in before.proto.metadata_props if entry.key not in known)
     if not after.proto.graph.quantization_annotation:
         after.proto.graph.quantization_annotation.extend(before.proto.graph.quantization_annotation)
+
+
+REMEMBERED: Final = 4
+"""Models whose index is kept: the current model, and the results of trying a step on it under each set of pins."""
 
 
 def restore_names(survivors: Iterable[tuple[NodeProto, str]], made: Iterable[NodeProto]) -> None:

@@ -17,7 +17,7 @@ from passes.proof.coverage import Coverage, coverage_of
 from passes.proof.gauges import Gauges, Readings
 from passes.proof.numbers import Errors
 from passes.proof.relation import ModelInputs, RelationProof, prove_relation
-from passes.provenance import carry
+from passes.provenance import Carrier
 from passes.run.apply_step import apply_step, keep_ir_version
 from passes.run.result import PassRow, PassRun, Status, op_changes
 from passes.step import Relation, Repeat, Step
@@ -90,7 +90,7 @@ def restart(
         return reject(Status(failure.status), str(failure) or type(failure).__name__)
     if proof.why:
         return reject(Status.REVERTED, f"differs: {proof.why}", proof.errors)
-    carry(model, result.model, step.name, (before.canonical, after.canonical))
+    Carrier().carry(before, after, step.name)
     row = PassRow(
         *(step.name, step.source, Status.RAN, result.why or "", nodes, len(result.model.proto.graph.node)),
         *(0.0, True, proof.errors, op_changes(model, result.model)),

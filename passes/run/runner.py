@@ -14,7 +14,7 @@ from passes.model.analysis import AnalyzedModel, what_is_invalid
 from passes.model.signature import describe_defaults, fill_in_outputs, free_initializers, restore_version
 from passes.policy.policy import Policy
 from passes.proof.prover import Prover
-from passes.provenance import name_weights
+from passes.provenance import Carrier, name_weights
 from passes.recipe.recipe import library_versions, pass_names
 from passes.run.apply_step import with_skips
 from passes.run.growth import describe_growth, describe_void_nodes
@@ -128,6 +128,7 @@ class _PassLoop:
     rows: list[PassRow] = field(default_factory=list)
     gone: dict[tuple[str, str], str] = field(default_factory=dict)
     broken_by: dict[tuple[str, str], str] = field(default_factory=dict)
+    carrier: Carrier = field(default_factory=Carrier)
     held: set[tuple[str, str]] = field(default_factory=set)
     """The kept structures of which a row says what would have lost them."""
     trial: Trial | None = None
@@ -254,7 +255,7 @@ class _PassLoop:
     def _trial(self) -> Trial:
         if self.trial is None or self.trial.before is not self.current:
             self.trial = Trial(
-                *(self.current, self.gone, self.watched, self.prover, self.context, self.refuses_contrib)
+                *(self.current, self.gone, self.watched, self.prover, self.context, self.carrier, self.refuses_contrib)
             )
         return self.trial
 

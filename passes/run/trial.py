@@ -14,7 +14,7 @@ from passes.model.signature import annotations_of, keep_signature, with_defaults
 from passes.policy.policy import DESTROYS, merging
 from passes.proof.numbers import Errors
 from passes.proof.prover import Measurement, Prover
-from passes.provenance import carry
+from passes.provenance import Carrier
 from passes.run.apply_step import apply_step, keep_ir_version
 from passes.run.growth import compute_again
 from passes.run.narrow import minimal_culprits, primary_culprit
@@ -81,6 +81,7 @@ class Trial:
     watched: TrackedStructures
     prover: Prover
     context: PassContext
+    carrier: Carrier
     refuses_contrib: bool = False
     """Whether a step is rejected that brings in operators that ONNX does not have."""
 
@@ -249,7 +250,7 @@ class Trial:
         is_same = after.size == self.before.size and after.canonical.digest == self.before.canonical.digest
         if is_same and not step.annotates:
             return None
-        carry(start.model, after.model, step.name, (start.canonical, after.canonical))
+        self.carrier.carry(start, after, step.name)
         has_same_annotations = is_same and annotations_of(after.model.proto) == annotations_of(pinned.proto)
         return None if has_same_annotations else after
 
