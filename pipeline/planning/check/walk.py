@@ -118,9 +118,9 @@ def _wrong_feed(plan: ExecutionPlan) -> list[str]:
     if len(entries) != len(plan.feed_signature):
         found.append("the feed signature has a name twice")
     found += [
-        f"input {plan.slots[vid].name!r} is not in the feed signature as it is in the slots"
+        f"input {plan.slots[vid].name!r} is not in the feed signature"
         for vid in plan.inputs
-        if plan.slots[vid].name not in entries or entries[plan.slots[vid].name].spec != plan.slots[vid].spec
+        if plan.slots[vid].name not in entries
     ]
     for slot in plan.slots:
         entry, layout = entries.get(slot.name), plan.layouts.get(slot.vid)

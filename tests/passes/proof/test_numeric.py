@@ -258,3 +258,8 @@ def test_errors_beyond_float64_are_measured_without_a_warning(expected: float, g
     assert errors.max_abs == abs(expected - got)
     assert not math.isnan(errors.cosine)
     assert not math.isnan(errors.sqnr_db)
+
+
+def test_zeros_are_alike_and_unlike_anything_else() -> None:
+    zeros, ones = np.zeros(3, np.float32), np.ones(3, np.float32)
+    assert (compare(zeros, zeros).cosine, compare(zeros, ones).cosine, compare(ones, zeros).cosine) == (1.0, 0.0, 0.0)

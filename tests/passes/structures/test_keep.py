@@ -184,6 +184,11 @@ def test_a_choice_of_nothing_says_what_is_there(entry: str, words: str, context:
         passes.optimize(model(), recipe=["nop"], keep=[entry], context=context)
 
 
+@pytest.mark.parametrize("entry", ["opus:Softmax", "op:"])
+def test_an_entry_of_another_word_or_of_no_pattern_is_no_choice(entry: str) -> None:
+    assert structure_of(entry) is None
+
+
 def test_nodes_without_names_cannot_be_chosen_by_name() -> None:
     structure = structure_of("node:*")
     assert structure is not None

@@ -108,6 +108,16 @@ NEITHER = {
         z = Relu (x) m = ReduceMean (z, last) xx = Mul (x, x) q = ReduceMean (xx, last) mm = Mul (m, m)
         v = Sub (q, mm) e = Add (v, eps) s = Sqrt (e) d = Sub (x, m) y = Div (d, s)
     """,
+    "an exponential of the variance": NUMBERS
+    + """
+        m = ReduceMean (x, last) d = Sub (x, m) q = Pow (d, two) v0 = ReduceMean (q, last) v = Exp (v0)
+        e = Add (v, eps) s = Sqrt (e) y = Div (d, s)
+    """,
+    "a mean of squares less a square of no mean": NUMBERS
+    + """
+        xx = Mul (x, x) q = ReduceMean (xx, last) m = Sqrt (q) z = Relu (m) zz = Mul (z, z)
+        v = Sub (q, zz) e = Add (v, eps) s = Sqrt (e) d = Sub (x, m) y = Div (d, s)
+    """,
     "of another value": NUMBERS
     + """
         z = Relu (x) q = Pow (z, two) v = ReduceMean (q, last) e = Add (v, eps) s = Sqrt (e) y = Div (x, s)

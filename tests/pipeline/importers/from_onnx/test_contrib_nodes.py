@@ -27,6 +27,8 @@ ROWS = "float[2, 4, 16] x, float[2, 4, 16] s, float[16] g, float[16] b, float[16
 MODELS = {
     "FusedMatMul": """(float[2, 3, 4] a, float[2, 5, 4] b) => (float[2, 3, 5] y)
         { y = com.microsoft.FusedMatMul <transB = 1, alpha = 0.5> (a, b) }""",
+    "STFT": """(float[2, 16, 1] x) => (float[2, 3, 5, 2] y)
+        <int64 hop = {4}, float[8] w = {0.1, 0.4, 0.8, 1.0, 0.9, 0.7, 0.3, 0.2}> { y = STFT (x, hop, w) }""",
     "Inverse": "(float[2, 3, 3] x) => (float[2, 3, 3] y) { y = com.microsoft.Inverse (x) }",
     "CDist": "(float[4, 3] a, float[5, 3] b) => (float[4, 5] y) { y = com.microsoft.CDist (a, b) }",
     "CDist, euclidean": """(float[4, 3] a, float[5, 3] b) => (float[4, 5] y)

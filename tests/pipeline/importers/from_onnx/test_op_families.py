@@ -302,6 +302,8 @@ def test_the_lengths_of_sequences_come_after_the_state() -> None:
 
 def test_weights_of_another_shape_are_refused() -> None:
     text = f"g ({LSTM}) => (float[5, 1, 2, 4] y) {{ y = GRU <hidden_size = 4> (x, w, r) }}"
+    with pytest.raises(Unsupported, match=r"its input 'r' has the shape \[1, 16, 4\], expected \[1, 12, 4\]"):
+        ops(text.replace("1, 16, 3", "1, 12, 3"))
     with pytest.raises(Unsupported, match=r"its input 'w' has the shape \[1, 16, 3\], expected \[1, 12, 3\]"):
         ops(text)
 

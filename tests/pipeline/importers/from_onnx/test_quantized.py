@@ -38,9 +38,9 @@ MODELS = {
     "QLinearMatMul": """(uint8[2, 4] a, uint8[4, 3] b) => (uint8[2, 3] y)
         <float s = {0.02}, uint8 z = {9}, float t = {0.03}, float u = {0.5}>
         { y = QLinearMatMul (a, s, z, b, t, z, u, z) }""",
-    "QLinearConv": """(uint8[1, 2, 5, 5] x, int8[3, 2, 3, 3] w) => (uint8[1, 3, 5, 5] y)
+    "QLinearConv": """(uint8[1, 2, 5, 5] x, int8[3, 2, 3, 2] w) => (uint8[1, 3, 5, 5] y)
         <float s = {0.02}, uint8 z = {9}, float[3] t = {0.01, 0.02, 0.03}, int8[3] v = {0, 0, 0}, float u = {0.4}>
-        { y = QLinearConv <pads = [1, 1, 1, 1]> (x, s, z, w, t, v, u, z) }""",
+        { y = QLinearConv <pads = [1, 0, 1, 1]> (x, s, z, w, t, v, u, z) }""",
 }
 
 

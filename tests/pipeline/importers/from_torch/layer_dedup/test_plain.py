@@ -52,6 +52,10 @@ def test_buffers_constants_writes_and_what_is_between_layers(device: str) -> Non
     assert len(graph.updates) == 10
 
 
+def test_two_constants_in_each_layer() -> None:
+    expect_traced_graph(Stack(5, lambda layer, x: layer.fc(x) * torch.tensor(1.5) + torch.tensor(2.5)), (x(),), saved=3)
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_caches_of_layers_as_inputs_and_outputs(strict: bool) -> None:
     model = Decode(5, strict)
