@@ -236,7 +236,7 @@ def grouped(form: str):
 @pytest.mark.parametrize("form", GROUP_NORMS)
 def test_group_norm(form: str) -> None:
     instances = found("groupnorm", grouped(GROUP_NORMS[form]))
-    assert names(instances) == ["y"]
+    assert names(instances) == ["y"] and instances[0].pins[-1].tight.name == "y"
     assert found("layernorm", grouped(GROUP_NORMS[form])) == ()
     assert lost("groupnorm", instances, grouped(GROUP_NORMS[form])) == {}
     assert len(lost("groupnorm", instances, grouped("y = Relu (x)"))) == 1
