@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from onnx import GraphProto
+from onnx.helper import make_attribute
 
 from passes.errors import PolicyError, StepFailed
 from passes.graph.index import copy_of, replace_all_uses_with
@@ -72,8 +73,9 @@ def _measure_hidden_states(graph: GraphProto) -> None:
         bounds = {attribute.name: attribute.i for attribute in node.attribute}
         if node.op_type == "Shape" and sizes.get(node.input[0]) == TEXT_AXES and min(bounds.values(), default=0) >= 0:
             node.input[0] = HIDDEN
-            if "end" not in bounds:
-                node.attribute.add(name="end", i=TEXT_AXES, type=2)
+            bounds["end"] = min(bounds.get("end", TEXT_AXES), TEXT_AXES)
+            del node.attribute[:]
+            node.attribute.extend(make_attribute(name, bound) for name, bound in bounds.items())
 
 
 TEXT_AXES: Final = 2
