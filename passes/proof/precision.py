@@ -204,21 +204,25 @@ WIDE: Final = "_as_float32"
 """After the name of a rounded value: the same value as float32."""
 
 AT_ONCE: Final = 64
-"""Values that are compared in one run; all of them are in memory at once."""
+"""Values of unknown sizes that one run returns; all of them are in memory at once."""
+
+MOST_AT_ONCE: Final = 2**28
+"""Bytes of the values that one run returns."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValueRange:
-    """The largest finite magnitude of a value over all draws."""
+    """The largest finite magnitude of a value, and its size in bytes, over all draws."""
 
     largest: float
+    nbytes: int = 0
 
     @classmethod
     def of(cls, array: np.ndarray) -> Self:
         largest = max(float(array.max(initial=0.0)), -float(array.min(initial=0.0)))
         if not math.isfinite(largest):
             largest = float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
-        return cls(largest)
+        return cls(largest, array.nbytes)
 
     def describe(self, half: str) -> str:
         """Why the half type cannot hold the value; empty where it can."""
@@ -230,59 +234,91 @@ class ValueRange:
         return ""
 
 
+def measure_ranges(
+    model: MappedModel, names: Sequence[str], draws: Sequence[Mapping[str, np.ndarray]]
+) -> Mapping[str, ValueRange]:
+    """In the proof worker: the range of each of `names`, values of `model`, over all draws."""
+    ranges: dict[str, ValueRange] = {}
+    for start in range(0, len(names), AT_ONCE):
+        part = names[start : start + AT_ONCE]
+        session = model.session(part)
+        for feeds in draws:
+            results = session.run(feeds)
+            for name in part:
+                found, known = ValueRange.of(results[name]), ranges.get(name, ValueRange(0.0))
+                ranges[name] = ValueRange(max(known.largest, found.largest), max(known.nbytes, found.nbytes))
+    return ranges
+
+
 @dataclass(frozen=True, slots=True)
 class HalfFindings:
-    """The range of each value, the SQNR that rounding leaves of it in dB, and what is wrong with the outputs."""
+    """The SQNR that rounding leaves of each value in dB, what is wrong with the outputs, and the place of the draw on
+    which they are furthest over their tolerance."""
 
-    ranges: Mapping[str, ValueRange]
     ratios: Mapping[str, float]
     why: str
+    worst: int
 
 
 def measure_halves(
-    before: MappedModel, after: MappedModel, names: Sequence[str], half: str, draws: Sequence[Mapping[str, np.ndarray]]
+    before: MappedModel,
+    after: MappedModel,
+    sizes: Mapping[str, int],
+    outputs: Sequence[str],
+    half: str,
+    draws: Sequence[Mapping[str, np.ndarray]],
 ) -> HalfFindings:
     """In the proof worker: run a model, and the same model with its results rounded.
 
     Args:
         before: the model in float32.
         after: the model with rounded results.
-        names: float32 values of the model before; a value that is rounded has its name, or that with the type after it.
+        sizes: float32 values of the model before, and their bytes; a value that is rounded has its name, or that with
+            the type after it.
+        outputs: the outputs to compare.
         half: the name of the narrow type.
         draws: name → array, for each draw.
     """
     made = GraphIndex(after.model().graph).producers
-    halves = {name: f"{name}_{half}" if f"{name}_{half}" in made else name for name in names}
+    halves = {name: f"{name}_{half}" if f"{name}_{half}" in made else name for name in sizes}
     now = {name: wide if (wide := f"{rounded}{WIDE}") in made else name for name, rounded in halves.items()}
-    ranges: dict[str, float] = {}
     ratios: dict[str, float] = {}
-    why = ""
-    outputs = [info.name for info in before.model().graph.output]
-    for start in range(0, len(names), AT_ONCE):
-        part = [name for name in names[start : start + AT_ONCE] if now[name] in made]
+    excess, worst, why = 0.0, 0, ""
+    parts = _split({name: size for name, size in sizes.items() if now[name] in made})
+    for part in parts:
         sessions = before.session(part), after.session([now[name] for name in part])
-        for feeds in draws:
+        for place, feeds in enumerate(draws):
             old, new = (session.run(feeds) for session in sessions)
             for name in part:
-                ranges[name] = max(ranges.get(name, 0.0), ValueRange.of(old[name]).largest)
-                exact, rounded = old[name].astype(np.float64), new[now[name]].astype(np.float64)
-                ratios[name] = min(ratios.get(name, math.inf), _ratio(exact, rounded))
-            for name in outputs if not start else ():
-                why = why or compare(old[name], new[name], computed_in=half).why
-    return HalfFindings({name: ValueRange(largest) for name, largest in ranges.items()}, ratios, why)
+                ratios[name] = min(ratios.get(name, math.inf), _ratio(old[name], new[now[name]]))
+            for name in outputs if part is parts[0] else ():
+                errors = compare(old[name], new[name], computed_in=half)
+                if errors.excess > excess:
+                    excess, worst, why = errors.excess, place, errors.why
+    return HalfFindings(ratios, why, worst)
+
+
+def _split(sizes: Mapping[str, int]) -> list[list[str]]:
+    """The names in parts of up to `MOST_AT_ONCE`; there is a first part, if an empty one."""
+    parts, room = list[list[str]]([[]]), MOST_AT_ONCE
+    for name, size in sizes.items():
+        if size > room and parts[-1]:
+            parts.append([])
+            room = MOST_AT_ONCE
+        parts[-1].append(name)
+        room -= size
+    return parts
 
 
 def _ratio(exact: np.ndarray, rounded: np.ndarray) -> float:
     """SQNR in dB over the elements that are finite on both sides; -inf where one is finite and the other is not."""
     exact, rounded = exact.reshape(-1), rounded.reshape(-1)
     with np.errstate(invalid="ignore", over="ignore"):
-        error = exact - rounded
-        signal, noise = float(exact @ exact), float(error @ error)
-    if not math.isfinite(signal + noise):
-        finite = np.isfinite(exact)
-        both = finite & np.isfinite(rounded)
-        if not np.array_equal(finite, both):
+        error = np.subtract(exact, rounded, dtype=np.float64)
+    finite = np.isfinite(error)
+    if not finite.all():
+        if not np.array_equal(np.isfinite(exact), finite):
             return -math.inf
-        exact, error = exact[both], exact[both] - rounded[both]
-        signal, noise = float(exact @ exact), float(error @ error)
+        exact, error = exact[finite], error[finite]
+    signal, noise = (float(np.einsum("i,i->", array, array, dtype=np.float64)) for array in (exact, error))
     return math.inf if not noise else -math.inf if not signal else 10 * math.log10(signal / noise)

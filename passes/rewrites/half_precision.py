@@ -24,7 +24,17 @@ from passes.graph.index import GraphIndex, constant_of, copy_of, replace_entries
 from passes.graph.inference import infer_types
 from passes.graph.op_facts import domain_of, has_body, opset_of
 from passes.graph.traversal import bodies_in, is_sparse, reads_of
-from passes.proof.precision import HALVES, WIDE, ValueRange, measure_halves
+from passes.proof.noise import FixedNoise
+from passes.proof.numbers import DRAWN
+from passes.proof.precision import (
+    HALVES,
+    WIDE,
+    HalfFindings,
+    ValueRange,
+    computed_types,
+    measure_halves,
+    measure_ranges,
+)
 from passes.rewrites.graph_edit import GraphEdit
 from passes.step import Description, PassResult, Relation, Step, values
 from passes.structures.view import GraphView
@@ -87,23 +97,8 @@ def _convert(
     _refuse_unknown(name, keep, whole)
     converter.keep_by(keep)
     converter.keep_out_of_range({})
-    draws = context.draws() if measured and not whole.unread() else ()
-    made = converter.write()
-    for turn in range(ROUNDS if draws else 0):
-        found = context.proofs.ask(
-            measure_halves,
-            before=portable(whole, context.spill),
-            after=portable(round_half(made, half), context.spill),
-            names=converter.floats(),
-            half=half,
-            draws=list(draws),
-        )
-        if not (
-            converter.keep_out_of_range(found.ranges)
-            or converter.keep_worst(found.ratios, found.why, PART if turn < ROUNDS // 2 else 2)
-        ):
-            break
-        made = converter.write()
+    draws = list(context.draws()) if measured and not whole.unread() else []
+    made = _keep_measured(converter, draws, context) if draws else converter.write()
     if not converter.chosen:
         why = f"no node can be computed in {half}: {converter.describe()}"
         return PassResult(model, changed=False, why=why)
@@ -118,8 +113,43 @@ RUN: Final = frozenset({"float16"})
 around the node, so nothing is rounded, and the proof runs a model that rounds by itself."""
 
 
+def _keep_measured(
+    converter: _HalfConverter, draws: Sequence[Mapping[str, np.ndarray]], context: PassContext
+) -> DetachedModel:
+    """Let nodes stay in float32 until the outputs on all `draws` are within the tolerance of the half type.
+
+    As long as they are not, the values inside are measured on the draw on which the outputs are furthest from it.
+    """
+    noise = FixedNoise.of(converter.model)
+    source = noise.apply(converter.model)
+    types, before = computed_types(source, source.index.outputs), portable(source, context.spill)
+    outputs = [name for name in source.index.outputs if types.get(name) != DRAWN]
+
+    def measure(sizes: Mapping[str, int], draws: Sequence[Mapping[str, np.ndarray]]) -> HalfFindings:
+        rounded = portable(noise.apply(round_half(made, converter.half)), context.spill)
+        asked = {"sizes": sizes, "outputs": outputs, "half": converter.half, "draws": draws}
+        return context.proofs.ask(measure_halves, before=before, after=rounded, **asked)
+
+    ranges = context.proofs.ask(measure_ranges, model=before, names=converter.floats(), draws=draws)
+    converter.keep_out_of_range(ranges)
+    sizes = {name: found.nbytes for name, found in ranges.items()}
+    made, shown = converter.write(), list[Mapping[str, np.ndarray]]()
+    for turn in range(ROUNDS):
+        if not shown:
+            found = measure({}, draws)
+            if not found.why:
+                break
+            shown = [draws[found.worst]]
+        found = measure(sizes, shown)
+        if converter.keep_worst(found.ratios, found.why, PART if turn < ROUNDS // 2 else 2):
+            made = converter.write()
+        else:
+            shown = []
+    return made
+
+
 ROUNDS: Final = 16
-"""Times that the draws are asked for nodes that have to stay."""
+"""Times that a draw is asked for nodes that have to stay."""
 
 
 def _refuse_unknown(name: str, keep: Sequence[str], model: DetachedModel) -> None:

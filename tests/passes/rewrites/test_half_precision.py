@@ -133,3 +133,14 @@ def test_sequences_stay_in_float32(context: PassContext) -> None:
     run = to_fp16(model_of(text), context=context)
     assert "SplitToSequence: it reads or makes a sequence" in run.rows[-1].words
     assert {node.op_type for node in run.to_proto().graph.node} == {"Cast", "Relu", "SplitToSequence"}
+
+
+def test_random_values_are_the_same_on_both_sides(context: PassContext) -> None:
+    text = """
+        g (float[4, 8] x) => (float[4, 8] y) { r = RandomUniformLike <high = 8.0> (x)
+          s = Add (x, r)
+          y = Mul (s, s) }
+    """
+    run = to_fp16(model_of(text), context=context)
+    assert not [node.op_type for node in run.model.proto.graph.node if node.op_type in computed_in(run, FLOAT)]
+    assert {errors.judged_as for errors in run.rows[-1].errors.values()} == {"float16"}
