@@ -85,7 +85,7 @@ def make_graph(traced: TracedStep, settings: OptimizerSettings, *, large: int | 
         rate = edit.declare(rate_name(group.index), RATE, Role.STATE)
         updates[rate] = rate  # a step leaves it as it is, and the caller sets it
         scalars = [rate, check.skip] if settings.rule == "SGD" else [after, rate, check.skip]
-        for names in _packs(group, {name: edit.nbytes(params[name]) for name in group.params}, large):
+        for names in _packs(group, {name: edit.spec(params[name]) for name in group.params}, large):
             updates |= _update(edit, settings.rule, replace(group, params=names), params, gradients, scalars)
     return edit.build(recorded, updates, [*recorded.outputs, *check.further])
 
@@ -116,11 +116,15 @@ def _read(traced: TracedStep) -> tuple[Graph, dict[object, int]]:
     return replace(graph, values=values), vids
 
 
-def _packs(group: OptimizerGroup, nbytes: Mapping[str, int], large: int | None) -> list[tuple[str, ...]]:
-    """The names of the group's parameters, a tuple for each update op: a large one alone, the small ones together."""
-    alone = [name for name in group.params if large is not None and nbytes[name] >= large]
-    together = tuple(name for name in group.params if name not in alone)
-    return [(name,) for name in alone] + ([together] if together else [])
+def _packs(group: OptimizerGroup, specs: Mapping[str, TensorSpec], large: int | None) -> list[tuple[str, ...]]:
+    """The names of the group's parameters, a tuple for each update op: a large one alone, the small ones of a dtype
+    together."""
+    alone = [name for name in group.params if large is not None and specs[name].nbytes >= large]
+    together: dict[str, list[str]] = {}
+    for name in group.params:
+        if name not in alone:
+            together.setdefault(specs[name].dtype, []).append(name)
+    return [*((name,) for name in alone), *map(tuple, together.values())]
 
 
 def _update(
@@ -191,9 +195,6 @@ class _Edit:
 
     def spec(self, vid: int) -> TensorSpec:
         return self._decls[vid].spec
-
-    def nbytes(self, vid: int) -> int:
-        return self._decls[vid].spec.nbytes
 
     def insert(
         self, kind: str, inputs: Sequence[int], outputs: Sequence[TensorSpec], attrs: Mapping[str, Attr]

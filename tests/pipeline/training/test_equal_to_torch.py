@@ -78,6 +78,29 @@ def test_losses_are_those_of_torch_in_every_dtype(model: str, dtype: torch.dtype
     assert min(theirs) < 0.99 * theirs[0]
 
 
+class ToDouble(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.double()
+
+
+@pytest.mark.parametrize("optimizer", ["SGD with momentum", "AdamW"])
+@pytest.mark.parametrize("options", [{}, {"max_norm": 0.05}], ids=["plain", "clipped"])
+def test_parameters_of_two_dtypes_are_trained_in_one_group(optimizer: str, options: dict[str, float]) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), ToDouble(), nn.Linear(5, 3).double())
+
+    program, twin, theirs_of = record(Model(make, (4, 6), classes=3), OPTIMIZERS[optimizer], **options)
+    x, label = torch.randn(4, 6), torch.randint(0, 3, (4,))
+
+    def clip(module: nn.Module) -> None:
+        if options:
+            nn.utils.clip_grad_norm_(module.parameters(), options["max_norm"])
+
+    ours = [program.step((x, label)).item() for _ in range(5)]
+    theirs = [step_of_torch(twin, theirs_of, (x, label), clip) for _ in range(5)]
+    assert ours == pytest.approx(theirs, rel=TOLERANCE)
+
+
 def test_losses_of_wide_layers_are_those_of_torch_and_repeat() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
