@@ -101,6 +101,17 @@ def translate_kthvalue(self: Any, k: Any, dim: int = -1, keepdim: bool = False) 
     return values, indices
 
 
+def translate_sort(self: Any, dim: int = -1, descending: bool = False, stable: bool | None = None) -> tuple[Any, Any]:
+    """`aten.sort`: TopK has equal elements in their order, as a stable sort; onnxruntime has it for wide integers."""
+    del stable
+    if not self.shape:
+        return op.Identity(self), op.Constant(value_int=0)
+    is_wide = self.dtype.is_floating_point() or self.dtype.bitwidth >= 32
+    keys = self if is_wide else op.Cast(self, to=ir.DataType.INT32.value)
+    values, places = op.TopK(keys, _size_along(self, dim), axis=dim, largest=int(descending))
+    return values if is_wide else op.CastLike(values, self), places
+
+
 def translate_median(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
     """`aten.median.dim`: the lower one of two in the middle."""
     if isinstance(self.shape[dim], int):
@@ -428,6 +439,8 @@ TRANSLATIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "onnxline.quantize.default": translate_quantize,
     "onnxline.dequantize.default": translate_dequantize,
     "aten.kthvalue.default": translate_kthvalue,
+    "aten.sort.default": translate_sort,
+    "aten.sort.stable": translate_sort,
     "aten.median.default": translate_median_of_all,
     "aten.median.dim": translate_median,
     "aten.nonzero.default": translate_nonzero,

@@ -202,6 +202,19 @@ def test_ordered_elements_and_products_of_any_rank(shape: tuple[int, ...]) -> No
 
 
 @pytest.mark.parametrize("shape", [(), (3, 6)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool])
+def test_a_stable_sort_of_any_rank_and_dtype(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Equal elements stay in their order."""
+
+    def ordered(x: Tensor) -> Tensor:
+        pairs = [*x.sort(dim=-1, stable=True), *x.sort(dim=0, descending=True, stable=True), x.sort(-1)[0]]
+        return torch.cat([part.reshape(-1).float() for part in pairs])
+
+    x = torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    np.testing.assert_array_equal(run(exported(ordered, x), x), ordered(x))
+
+
+@pytest.mark.parametrize("shape", [(), (3, 6)])
 def test_frequent_and_running_elements_of_any_rank(shape: tuple[int, ...]) -> None:
     def found(x: Tensor) -> Tensor:
         y, holes = x.round(), x.masked_fill(x > 0.5, torch.nan)
