@@ -24,6 +24,9 @@ Shape = tuple[int, ...]
 
 REDUCTIONS: Final = frozenset({"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL2"})
 
+AXES: Final = {"Slice": 3, **dict.fromkeys(REDUCTIONS, 1)}
+"""Operator → the place among its inputs of the axes, which are an attribute in early opsets."""
+
 ALONG_AXIS: Final = frozenset({"Softmax", "LogSoftmax", "Concat", "Split", "Slice", "LpNormalization"}) | REDUCTIONS
 """Operators along one axis of their data, which keep the number of axes; a reduction does where `keepdims` is set."""
 
@@ -123,12 +126,10 @@ class _FourAxes:
     def _axis(self, node: NodeProto) -> int | None:
         """The one axis along which a node works, counted from the first; None where it is not one."""
         rank = len(self.rewriter.fixed_shape(node.input[0]) or ())
-        position = 3 if node.op_type == "Slice" else 1
         axes: list[int] | None = [attribute_of(node, "axis", 0 if node.op_type == "Split" else -1)]
-        if node.op_type in REDUCTIONS or node.op_type == "Slice":
-            axes = (
-                self.rewriter.ints(input_of(node, position)) if input_of(node, position) else attribute_of(node, "axes")
-            )
+        if node.op_type in AXES:
+            given = input_of(node, AXES[node.op_type])
+            axes = self.rewriter.ints(given) if given else attribute_of(node, "axes")
             if node.op_type in REDUCTIONS and not attribute_of(node, "keepdims", 1):
                 return None
         return axes[0] % rank if axes and len(axes) == 1 and rank else None
@@ -201,10 +202,13 @@ class _FourAxes:
         inputs = [self._as(name, reshape_for(self._operands(node)[position]), node) if position < data else name
                   for position, name in enumerate(node.input)]  # fmt: skip
         changed: dict[str, int | list[int]] = {}
-        if node.op_type == "Slice" or (node.op_type in REDUCTIONS and input_of(node, 1)):
-            inputs[3 if node.op_type == "Slice" else 1] = rewriter.constant_of(np.array([at]), "axis")
+        place = AXES.get(node.op_type)
+        if place is None:
+            changed = {"axis": at}
+        elif input_of(node, place):
+            inputs[place] = rewriter.constant_of(np.array([at]), "axis")
         else:
-            changed = {"axes": [at]} if node.op_type in REDUCTIONS else {"axis": at}
+            changed = {"axes": [at]}
         shapes = [reshape_for(rewriter.fixed_shape(name) or ()) for name in node.output]
         self.twins.update(zip(node.output, rewriter.add_copies(node, inputs, shapes, **changed), strict=True))
 

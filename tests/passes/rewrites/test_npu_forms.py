@@ -36,9 +36,11 @@ HEADS = """g (float[1, 2, 3, 4] q, float[1, 1, 4, 3] k, float[1, 2, 3, 4] v, boo
 Written = tuple[DetachedModel, dict[str, float]]
 
 
-def written(made: Step, text: str, context: PassContext, **weights: np.ndarray | np.generic) -> Written:
+def written(
+    made: Step, text: str, context: PassContext, opset: int = 20, /, **weights: np.ndarray | np.generic
+) -> Written:
     """The model after the step, which does nothing the second time, and the greatest error of each output."""
-    model = model_of(text, **weights)
+    model = model_of(text, opset, **weights)
     result = made.apply(detached(model), context)
     assert result.changed, result.why
     assert not made.apply(result.model, context).changed
@@ -201,6 +203,15 @@ def test_a_split_without_an_axis_is_along_the_first(context: PassContext) -> Non
     model, errors = written(ToNhwc(), text, context, kernel=STORED["kernel"], second=STORED["second"])
     assert max(errors.values()) < 1e-6  # sums of two products in another order
     assert [node.op_type for node in model.proto.graph.node].count("Transpose") == 3
+
+
+def test_axes_that_are_an_attribute_stay_one(context: PassContext) -> None:
+    text = """g (float[3, 4] x) => (float[3, 2] y) {
+        a = Slice <axes = [1], ends = [3], starts = [1]> (x) b = ReduceMax <axes = [0], keepdims = 1> (x) c = Relu (a)
+        d = ReduceMax <axes = [1], keepdims = 1> (b) y = Mul (c, d)
+    }"""
+    (errors,) = written(To4d(), text, context, 9)[1].values()
+    assert errors == 0
 
 
 def test_a_reshape_at_an_operator_that_is_not_known_stays(context: PassContext) -> None:
