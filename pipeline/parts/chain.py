@@ -19,9 +19,10 @@ from pipeline.export.parts.holder import TaskPart
 from pipeline.export.parts.states import KEPT
 from pipeline.export.parts.static import StaticDecoder
 from pipeline.parts import image_text
+from pipeline.parts.first_call import prove_first_call
 from pipeline.parts.generate import Reader, continue_text, open_reader, take_largest
 from pipeline.parts.seq2seq import PARTS, models_with
-from pipeline.parts.sessions import TextParts, TextReader, backends_of
+from pipeline.parts.sessions import TextParts, TextReader, backends_of, step_opener
 from pipeline.report import ChainReport
 from pipeline.runtime.tensors import to_numpy
 
@@ -62,7 +63,8 @@ def prove_chain(
     """Compare the texts of the folder `models` with those of torch, on each backend.
 
     A cache in int8 rounds, and its text may be another than that of `generate`: there torch generates over such a cache
-    too, and the report says how many tokens are still those of `generate`.
+    too, and the report says how many tokens are still those of `generate`. The decoder's first call as optimum-onnx
+    makes it is run once.
 
     Args:
         open_part: makes the module of any part of `models`; it goes, with its weights, before a backend is opened.
@@ -75,8 +77,16 @@ def prove_chain(
         observe(name, place, len(names))
         _, reader = open_reader(models, name, config.runtime, optimized=False)
         report = _compare(texts, reader, name, judged_as)
-        found.append(replace(report, why="; ".join(filter(None, (report.why, note)))))
+        found.append(_with_note(report, note))
+    if models_with(models, PARTS):
+        open_step = step_opener(models, names[0], config.runtime, optimized=False)
+        first = prove_first_call(models, open_step, texts[0].inputs, texts[0].prompt[0])
+        found[0] = found[0] if first is None else _with_note(found[0], *first)
     return tuple(found)
+
+
+def _with_note(report: ChainReport, note: str, is_right: bool = True) -> ChainReport:
+    return replace(report, why="; ".join(filter(None, (report.why, note))), is_right=report.is_right and is_right)
 
 
 def _generate_texts(part: TaskPart, models: Path, config: RunConfig) -> tuple[Sequence[TorchText], str, str]:

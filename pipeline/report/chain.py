@@ -12,7 +12,8 @@ class ChainReport:
     """The parts one after the other on a backend, against torch's greedy `generate`.
 
     equal: of the `tokens` new tokens of all prompts, those before the first one that differs.
-    is_right: no token differs, or torch's own logits of the two tokens differ by rounding.
+    is_right: no token differs, or torch's own logits of the two tokens differ by rounding; and the decoder's first call
+        by itself gives the same, where there is one.
     """
 
     backend: str
@@ -21,7 +22,7 @@ class ChainReport:
     equal: int
     is_right: bool
     why: str = ""
-    """Where the tokens part from torch's; empty where none does."""
+    """Where the tokens part from torch's, and what else was found."""
 
     @property
     def sentence(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from pipeline import Pipeline, RunConfig
 from pipeline.config import ModelConfig
 from pipeline.parts import PartsResult
 from pipeline.parts.chain import generate_after_encoder
-from pipeline.parts.first_call import make_first_call
+from pipeline.parts.first_call import make_first_call, prove_first_call
+from pipeline.parts.seq2seq import Seq2SeqReader
+from pipeline.parts.sessions import step_opener
 from pipeline.quantsim import QuantSim
 from pipeline.quantsim.parts import PartsQuantSimResult
 from pipeline.quantsim.sites import find_sites
@@ -37,6 +40,7 @@ def test_a_run_of_a_model_with_an_encoder(family: str, tmp_path: Path, command_l
     result = Pipeline(RunConfig.from_mapping(settings), tmp_path / "out").run()
     assert isinstance(result, PartsResult) and [*result.parts] == ["encoder", "decoder"]
     assert [(chain.tokens, chain.equal) for chain in result.chain] == [(64, 64)]
+    assert "decoder_model.onnx gives what encoder and decoder give: 9 outputs" in result.chain[0].why
     assert all(verdict.kept for verdict in result.structures) and len(result.structures) >= 4
     assert {file.name for file in result.models.iterdir()} == {
         *(
@@ -91,10 +95,27 @@ def check_first_call(models: Path) -> None:
     assert found.keys() == expected.keys()
     for name, array in found.items():
         np.testing.assert_allclose(array, expected[name], atol=1e-4, err_msg=name)  # float32, other orders of sums
+    check_that_a_wrong_first_call_is_found(shutil.copytree(models, models.parent / "other"))
     whole = {name: read_model(models / f"{name}.onnx") for name in ("encoder", "decoder")}
     other = whole["encoder"].copy_proto()
     other.opset_import[0].version = 18
     assert make_first_call(whole["encoder"].with_proto(other), whole["decoder"]) is None
+
+
+def check_that_a_wrong_first_call_is_found(models: Path) -> None:
+    """Key and value of the first layer's cross attention change places."""
+    wrong = onnx.load(models / "decoder_model.onnx", load_external_data=False)
+    names = [f"present.0.encoder.{side}" for side in ("key", "value")]
+    other = dict(zip(names, reversed(names), strict=True))
+    for node in wrong.graph.node:
+        node.input[:] = [other.get(name, name) for name in node.input]
+        node.output[:] = [other.get(name, name) for name in node.output]
+    onnx.save(wrong, models / "decoder_model.onnx")
+    reader = Seq2SeqReader(models, step_opener(models, "onnxruntime"))
+    source = np.random.default_rng(0).random([size or 1 for size in reader.shapes[reader.main]]) * 80
+    found = prove_first_call(models, step_opener(models, "onnxruntime"), {reader.main: source}, 0)
+    assert found is not None and not found[1]
+    assert found[0].startswith("decoder_model.onnx has other results than encoder and decoder: present.0.encoder.key (")
 
 
 def run(session: onnxruntime.InferenceSession, feeds: dict[str, Any]) -> dict[str, np.ndarray]:
