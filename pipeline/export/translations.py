@@ -1,4 +1,4 @@
-"""ONNX translations that torch's exporter lacks or has wrong: grouped products, `squeeze`, ordered elements, and so on.
+"""ONNX translations that torch's exporter lacks or has wrong: grouped products, `squeeze`, sums of frames, and so on.
 
 An operator of `translation_table` is found by name, since a library registers its own when it is loaded. Scalars along
 a dim have become vectors before (`program_rewrites.unsqueeze_scalars`).
@@ -15,6 +15,7 @@ import torch
 from onnxscript import ir
 from onnxscript.onnx_opset import opset18
 
+from pipeline.export.ordered_forms import ORDERED
 from pipeline.export.own_forms import (
     translate_conv3d,
     translate_dequantize,
@@ -91,139 +92,12 @@ def translate_prod(self: Any, dim: int, keepdim: bool = False, dtype: int | None
     return op.ReduceProd(factors, op.Constant(value_ints=[dim]), keepdims=int(keepdim))
 
 
-def translate_kthvalue(self: Any, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
-    """`aten.kthvalue`, the last of the k least elements: of equal elements the index may be another."""
-    last = op.Constant(value_ints=[-1])
-    count = op.Constant(value_ints=[k]) if isinstance(k, int) else op.Reshape(k, last)
-    pair = op.TopK(self, count, axis=dim, largest=0)
-    pair = [op.Slice(part, last, op.Constant(value_ints=[2**62]), op.Constant(value_ints=[dim])) for part in pair]
-    values, indices = pair if keepdim else [op.Squeeze(part, op.Constant(value_ints=[dim])) for part in pair]
-    return values, indices
-
-
-def translate_sort(self: Any, dim: int = -1, descending: bool = False, stable: bool | None = None) -> tuple[Any, Any]:
-    """`aten.sort`: TopK has equal elements in their order, as a stable sort; onnxruntime has it for wide integers."""
-    del stable
-    if not self.shape:
-        return op.Identity(self), op.Constant(value_int=0)
-    is_wide = self.dtype.is_floating_point() or self.dtype.bitwidth >= 32
-    keys = self if is_wide else op.Cast(self, to=ir.DataType.INT32.value)
-    values, places = op.TopK(keys, _size_along(self, dim), axis=dim, largest=int(descending))
-    return values if is_wide else op.CastLike(values, self), places
-
-
-def translate_median(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
-    """`aten.median.dim`: the lower one of two in the middle."""
-    if isinstance(self.shape[dim], int):
-        return translate_kthvalue(self, (self.shape[dim] + 1) // 2, dim, keepdim)
-    size = op.Add(_size_along(self, dim), op.Constant(value_ints=[1]))
-    return translate_kthvalue(self, op.Div(size, op.Constant(value_ints=[2])), dim, keepdim)
-
-
-def _size_along(value: Any, dim: int) -> Any:
-    axis = dim % len(value.shape)
-    return op.Shape(value, start=axis, end=axis + 1)
-
-
-def translate_median_of_all(self: Any) -> Any:
-    """`aten.median`."""
-    half = op.Div(op.Add(op.Size(self), op.Constant(value_int=1)), op.Constant(value_int=2))
-    return translate_kthvalue(op.Reshape(self, op.Constant(value_ints=[-1])), half, 0)[0]
-
-
 def translate_nonzero(self: Any) -> Any:
     """`aten.nonzero`: a scalar has no index, so that as many empty ones as it is true come of it."""
     if self.shape:
         return op.Transpose(op.NonZero(self), perm=[1, 0])
     zero, one = op.Constant(value_ints=[0]), op.Constant(value_ints=[1])
     return op.Slice(op.Transpose(op.NonZero(op.Reshape(self, one)), perm=[1, 0]), zero, zero, one)
-
-
-def translate_nanmedian(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
-    """`aten.nanmedian.dim`: the lower one in the middle of the elements that are numbers; NaN where none is."""
-    if not self.dtype.is_floating_point():
-        return translate_median(self, dim, keepdim)
-    axis, one, is_nan = op.Constant(value_ints=[dim]), op.Constant(value_ints=[1]), op.IsNaN(self)
-    ordered, places = op.TopK(
-        op.Where(is_nan, _filler(self, math.inf), self), _size_along(self, dim), axis=dim, largest=0
-    )
-    count = op.ReduceSum(op.Cast(op.Not(is_nan), to=ir.DataType.INT64.value), axis, keepdims=1)
-    middle = op.Div(op.Max(op.Sub(count, one), op.Constant(value_ints=[0])), op.Constant(value_ints=[2]))
-    value = op.Where(op.Less(count, one), _filler(self, math.nan), op.GatherElements(ordered, middle, axis=dim))
-    pair = [value, op.GatherElements(places, middle, axis=dim)]
-    values, indices = pair if keepdim else [op.Squeeze(part, axis) for part in pair]
-    return values, indices
-
-
-def translate_nanmedian_of_all(self: Any) -> Any:
-    """`aten.nanmedian`."""
-    flat = op.Reshape(self, op.Constant(value_ints=[-1]))
-    flat.shape, flat.dtype = ir.Shape([None]), self.dtype
-    return translate_nanmedian(flat, 0)[0]
-
-
-def translate_mode(self: Any, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
-    """`aten.mode`: the least of the most frequent elements, and its last place; each element is compared with all."""
-    rank, integer = len(self.shape), ir.DataType.INT64.value
-    dim %= rank
-    axis, across = op.Constant(value_ints=[dim]), op.Constant(value_ints=[dim + 1])
-    equal = op.Equal(op.Unsqueeze(self, across), op.Unsqueeze(self, axis))
-    counts = op.ReduceSum(op.Cast(equal, to=integer), across, keepdims=0)
-    is_chosen = op.Equal(counts, op.ReduceMax(counts, axis, keepdims=1))
-    value = op.ReduceMin(op.Where(is_chosen, self, _filler(self, math.inf)), axis, keepdims=1)
-    places = op.Where(op.Equal(self, value), _places_along(self, dim), op.Constant(value_ints=[-1]))
-    pair = [value, op.ReduceMax(places, axis, keepdims=1)]
-    values, indices = pair if keepdim else [op.Squeeze(part, axis) for part in pair]
-    return values, indices
-
-
-def _filler(like: Any, number: float) -> Any:
-    """The number, or for integers the end of their range that is next to it, as a vector of one element."""
-    if like.dtype.is_floating_point():
-        return op.CastLike(op.Constant(value_floats=[number]), like)
-    limits = np.iinfo(like.dtype.numpy())
-    return op.CastLike(op.Constant(value_ints=[int(limits.max if number > 0 else limits.min)]), like)
-
-
-def _places_along(value: Any, dim: int) -> Any:
-    """0, 1, 2, … along `dim`, of size 1 along the others."""
-    dim %= len(value.shape)
-    size = op.Squeeze(_size_along(value, dim), op.Constant(value_ints=[0]))
-    places = op.Range(op.Constant(value_int=0), size, op.Constant(value_int=1))
-    return op.Reshape(places, op.Constant(value_ints=[-1 if at == dim else 1 for at in range(len(value.shape))]))
-
-
-def _scan(value: Any, dim: int, combine: Callable[..., Any], neutral: Any) -> Any:
-    """`value` combined with all before it along `dim`: in each step with what is 1, 2, 4, … places before."""
-    size, axis = value.shape[dim], op.Constant(value_ints=[dim])
-    if not isinstance(size, int):
-        raise NotImplementedError("a running product or extreme along an open dim has no form in ONNX; fix its size")
-    neutral = op.Squeeze(neutral, op.Constant(value_ints=[0]))
-    for places in (2**step for step in range(max(size - 1, 0).bit_length())):
-        value = combine(value, op.Pad(value, op.Constant(value_ints=[places, -places]), neutral, axis))
-    return op.Identity(value)
-
-
-def translate_cumprod(self: Any, dim: int, dtype: int | None = None) -> Any:
-    """`aten.cumprod`."""
-    product = self if dtype in (None, -1) else op.Cast(self, to=dtype)
-    product.shape = self.shape
-    return _scan(product, dim, op.Mul, op.CastLike(op.Constant(value_floats=[1.0]), product))
-
-
-def _translate_running_extreme(combine: Callable[..., Any], start: float) -> Callable[..., Any]:
-    """`aten.cummax` or `aten.cummin`: the extremes so far, and the last place of each."""
-
-    def translate(self: Any, dim: int) -> tuple[Any, Any]:
-        values = _scan(self, dim, combine, _filler(self, start))
-        is_new = op.Equal(self, values)
-        if self.dtype.is_floating_point():
-            is_new = op.Or(is_new, op.IsNaN(self))
-        places = op.Where(is_new, _places_along(self, dim), op.Constant(value_ints=[0]))
-        places.shape = self.shape
-        return values, _scan(places, dim, op.Max, op.Constant(value_ints=[0]))
-
-    return translate
 
 
 def translate_atan2(self: Any, other: Any) -> Any:
@@ -276,24 +150,6 @@ def translate_index_copy(self: Any, dim: int, index: Any, source: Any) -> Any:
     rank = len(self.shape)
     column = op.Reshape(index, op.Constant(value_ints=[-1, *[1] * (rank - 1 - dim % rank)]))
     return op.ScatterElements(self, op.Expand(column, op.Shape(source)), source, axis=dim)
-
-
-def translate_searchsorted(
-    sorted_sequence: Any, self: Any, out_int32: bool = False, right: bool = False, side: Any = None, sorter: Any = None
-) -> Any:
-    """`aten.searchsorted`: how many elements of the sequence come before each value; each is compared with all."""
-    value = (
-        op.CastLike(op.Constant(value_float=float(self)), sorted_sequence) if isinstance(self, int | float) else self
-    )
-    ordered = sorted_sequence if sorter is None else op.GatherElements(sorted_sequence, sorter, axis=-1)
-    if not isinstance(self, int | float):
-        value = op.Unsqueeze(value, op.Constant(value_ints=[-1]))
-        rows = len(sorted_sequence.shape) > 1
-        ordered = op.Unsqueeze(ordered, op.Constant(value_ints=[-2])) if rows else ordered
-    is_after = op.Greater if right or side == "right" else op.GreaterOrEqual
-    before = op.Cast(op.Not(is_after(ordered, value)), to=ir.DataType.INT64.value)  # so that NaN comes after all
-    count = op.ReduceSum(before, op.Constant(value_ints=[-1]), keepdims=0)
-    return op.Cast(count, to=ir.DataType.INT32.value) if out_int32 else count
 
 
 def translate_cdist(x1: Any, x2: Any, p: float, compute_mode: int | None = None) -> Any:
@@ -433,26 +289,14 @@ TRANSLATIONS: Final[Mapping[str, Callable[..., Any]]] = {
     **GROUPED_MM,
     **SQUEEZE,
     **EXTREMES,
+    **ORDERED,
     "aten.conv3d.default": translate_conv3d,
     "aten.unfold_backward.default": translate_unfold_backward,
     "aten.index_copy.default": translate_index_copy,
     "onnxline.quantize.default": translate_quantize,
     "onnxline.dequantize.default": translate_dequantize,
-    "aten.kthvalue.default": translate_kthvalue,
-    "aten.sort.default": translate_sort,
-    "aten.sort.stable": translate_sort,
-    "aten.median.default": translate_median_of_all,
-    "aten.median.dim": translate_median,
     "aten.nonzero.default": translate_nonzero,
-    "aten.cumprod.default": translate_cumprod,
-    "aten.cummax.default": _translate_running_extreme(op.Max, -math.inf),
-    "aten.cummin.default": _translate_running_extreme(op.Min, math.inf),
-    "aten.nanmedian.default": translate_nanmedian_of_all,
-    "aten.nanmedian.dim": translate_nanmedian,
-    "aten.mode.default": translate_mode,
     "aten.atan2.default": translate_atan2,
-    "aten.searchsorted.Tensor": translate_searchsorted,
-    "aten.searchsorted.Scalar": translate_searchsorted,
     "aten._cdist_forward.default": translate_cdist,
     "aten.lgamma.default": translate_lgamma,
     "aten.logaddexp.default": _translate_log_of_sum(math.e),
