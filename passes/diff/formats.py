@@ -12,7 +12,8 @@ from passes.diff.layers import LayerErrors
 from passes.diff.numbers import Numbers
 from passes.diff.types import Diff, NodeLabel, Replacement
 from passes.errors import check_type
-from passes.proof.numbers import DRAWN, Errors
+from passes.proof.numbers import DRAWN, ROUNDING, Errors
+from passes.suggest import join_first
 from passes.visible import visible_line
 
 MOST: Final = 20
@@ -133,6 +134,10 @@ def numbers_text(numbers: Numbers | None, why: str = "", *, most: int | None = M
             lines.append(f"  and {len(differing) - most} more")
         if numbers.first_apart is not None:
             lines.append(f"  the first out of tolerance is {numbers.first_apart.after}")
+    known = (*numbers.outputs.values(), *(value.errors for value in numbers.values))
+    types = [dtype for dtype in dict.fromkeys(errors.judged_as for errors in known) if dtype in ROUNDING]
+    if types not in ([], ["float32"]):
+        lines.append(f"  {TOLERATED.format(join_first(types, MOST))}")
     lines.extend(f"  {draw}" for draw in numbers.not_run)
     if numbers.draws:
         lines.append(f"  the worst of {'; '.join(numbers.draws)}")
@@ -166,6 +171,10 @@ def _layer_row(layer: LayerErrors) -> tuple[str, ...]:
 RIGHT: Final = 3
 """The first column that is aligned to the right."""
 
+
+TOLERATED: Final = (
+    "judged by the tolerance of {}: for each value the least precise type that either model computes it in"
+)
 
 UNCOMPARED: Final = "not compared, since its values are random"
 

@@ -15,6 +15,7 @@ from passes.matching.flat_graph import ABSENT, DigestTable, NodeMatching, flatte
 from passes.matching.match import match
 from passes.matching.replacements import find_replacements
 from passes.model.canonical import CanonicalModel, canonicalize
+from passes.proof.precision import Precisions, computed_types
 from passes.weights.detached import DetachedModel
 
 
@@ -43,6 +44,11 @@ class ModelMatching:
     def old_digests(self) -> frozenset[int]:
         """The digests of all values in the model before."""
         return frozenset(self.nodes.before.value_digests)
+
+    @cached_property
+    def computed_in(self) -> tuple[Precisions, Precisions]:
+        """The least precise type that each model computes a value in."""
+        return computed_types(self.before), computed_types(self.after)
 
     def pairs(self) -> Iterator[tuple[int, int]]:
         """Indices of the nodes that are in both, as (before, after), in the order of the second model."""

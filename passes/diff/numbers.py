@@ -27,8 +27,7 @@ from passes.matching.flat_graph import ABSENT, Item, NodeMatching
 from passes.model.signature import contradicts
 from passes.optimize import plan_draws
 from passes.proof.draw_choice import choose_in_worker
-from passes.proof.numbers import DRAWN, Errors, compare
-from passes.proof.precision import Precisions, computed_types
+from passes.proof.numbers import DRAWN, Errors, compare, least_precise
 from passes.proof.prover import worst_errors
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, portable
@@ -162,6 +161,8 @@ def measure_pairs(
     """The worst distance of each comparable pair of values over all draws; and label → reason for each draw on which
     the second model does not run.
 
+    A pair is judged by the less precise of the types that the two models compute it in.
+
     Args:
         matched: the matched nodes and values of the two models.
         pairs: values of the two models to compare.
@@ -173,7 +174,11 @@ def measure_pairs(
         StepFailed: onnxruntime refuses one of the models, or stops on the first.
     """
     models = [portable(model, context.spill) for model in (matched.before, matched.after)]
-    computed_in = computed_types(matched.before, (old for old, _ in pairs))
+    olds, news = matched.computed_in
+    computed_in = {
+        (old, new): DRAWN if olds.get(old) == DRAWN else least_precise(olds.get(old), news.get(new))
+        for old, new in pairs
+    }
     names = matched.inputs.items()
     feeds = [{**draw.feeds, **{new: draw.feeds[old] for new, old in names if old in draw.feeds}} for draw in draws]
     distances, failed = dict[Pair, Distance](), dict[str, str]()
@@ -185,7 +190,7 @@ def measure_pairs(
             after=models[1],
             pairs=part,
             draws=feeds,
-            computed_in=computed_in,
+            computed_in={pair: computed_in[pair] for pair in part},
             may_collapse=may_collapse,
         )
         types, measured = dict[str, str](), []
@@ -234,20 +239,18 @@ def measure_distances(
     after: MappedModel,
     pairs: Sequence[Pair],
     draws: Sequence[Mapping[str, np.ndarray]],
-    computed_in: Precisions,
+    computed_in: Mapping[Pair, str],
     may_collapse: bool,
 ) -> list[list[Distance | None] | str]:
     """For each draw the distance of each pair of values, None for values that are random or no tensors; or the reason
     why the second model does not run on the draw.
-
-    Values are judged by the types that the first model computes them in.
 
     Args:
         before: the first model.
         after: the second model.
         pairs: values of the two models to compare.
         draws: name → array, for each draw.
-        computed_in: value of the first model → the least precise type in its computation.
+        computed_in: pair → the least precise type in the computation of both.
         may_collapse: treat shapes as equal if one merges neighbouring dims of the other: 16×32 for 2×8×32.
 
     Raises:
@@ -266,12 +269,12 @@ def measure_distances(
         except StepFailed as failure:
             distances.append(" ".join(str(failure).split()))
             continue
-        values = ((name, old[name], _as_type(old[name], new[new_name], name in ends)) for name, new_name in pairs)
+        values = ((pair, old[pair[0]], _as_type(old[pair[0]], new[pair[1]], pair[0] in ends)) for pair in pairs)
         if may_collapse:
             values = (
-                (name, left, right.reshape(_expand_shape(right.shape, left.shape))) for name, left, right in values
+                (pair, left, right.reshape(_expand_shape(right.shape, left.shape))) for pair, left, right in values
             )
-        distances.append([_compare_values(left, right, computed_in.get(name)) for name, left, right in values])
+        distances.append([_compare_values(left, right, computed_in[pair]) for pair, left, right in values])
     return distances
 
 
@@ -289,7 +292,7 @@ def _expand_shape(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int,
     return wanted if is_alike else shape
 
 
-def _compare_values(before: np.ndarray, after: np.ndarray, computed_in: str | None) -> Distance | None:
+def _compare_values(before: np.ndarray, after: np.ndarray, computed_in: str) -> Distance | None:
     if computed_in == DRAWN:
         return None
     is_text = all(isinstance(item, str) for array in (before, after) for item in array.ravel())

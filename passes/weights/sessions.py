@@ -275,7 +275,9 @@ def first_words(error: Exception) -> str:
     return visible_line(re.sub(r"Load model from .*? failed: ?(Fatal error: )?", "", words))
 
 
-NO_KERNEL: Final = re.compile(r"Could not find an implementation for (\w+)\((\d+)\) node with name '(.*)'")
+NO_KERNEL: Final = re.compile(
+    r"(?:find an implementation|Failed to find kernel) for (\w+)\((\d+)\) (?:node with name |\(node:)'(.*?)'(?: ep:|$)"
+)
 
 
 def describe_refusal(error: Exception) -> str:

@@ -11,7 +11,7 @@ import pytest
 from passes import ModelError, optimize
 from passes.context import PassContext
 from passes.diff import compare_models
-from passes.tools import compare, inspect_model, to_bf16
+from passes.tools import compare, inspect_model, to_bf16, to_fp16
 from tests.support.onnx_models import biased_attention, matrix, model_of
 
 SCALED = """
@@ -36,6 +36,19 @@ def test_a_model_and_its_optimized_form(context: PassContext) -> None:
     assert not {value.before for value in found.numbers.values} & found.meets.keys()
     assert "are compared where both meet again" in str(found)
     assert "<td" in found._repr_html_()
+
+
+def test_a_half_model_is_judged_as_half(context: PassContext) -> None:
+    """An error of float16's size is over the tolerance of float32."""
+    text = "g (float[8, 8] x) => (float[8, 8] y) { a = MatMul (x, w) y = Mul (a, a) }"
+    model = model_of(text, w=matrix(8, 8, 1))
+    half = to_fp16(model, context=context)
+    found = compare(model, half, context=context)
+    (errors,) = found.numbers.outputs.values()
+    assert (found.ok, errors.judged_as) == (True, "float16")
+    assert errors.max_abs > 1e-5
+    assert "judged by the tolerance of float16: for each value" in str(found)
+    assert "judged by" not in str(compare(model, model, context=context))
 
 
 def test_values_cut_elsewhere_meet_again(context: PassContext) -> None:
