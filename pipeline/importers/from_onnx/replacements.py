@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from passes.graph.index import GraphIndex
 from passes.rewrites.attention_core import write_core
 from passes.rewrites.attention_operators import READERS, read_attention
-from passes.rewrites.graph_edit import GraphTypes, NewTensors, NodeWriter, NotHandledError
+from passes.rewrites.graph_edit import GraphTypes, NewTensors, NodeWriter
 from passes.weights.detached import DetachedModel
 from pipeline.errors import Unsupported
 from pipeline.importers.from_onnx.source import element_type, op_key, schema_of
@@ -214,7 +214,8 @@ def attention_nodes(
 ) -> list[PendingNode] | None:
     """An attention of onnxruntime as the nodes that the step decompose-attention makes of it; None for other nodes.
 
-    None too where the step leaves the node as it is.
+    Raises:
+        NotHandledError: the step leaves the node as it is; with the reason.
     """
     domain = "" if node.proto.domain == "ai.onnx" else node.proto.domain
     known = domain and (domain, node.proto.op_type) in READERS
@@ -231,11 +232,8 @@ def attention_nodes(
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
     written = NewTensors({*copy.input, *copy.output})
     writer = NodeWriter(copy, written)
-    try:
-        types = GraphTypes(infos, DetachedModel(model, {}), GraphIndex(model.graph))
-        write_core(read_attention(writer, types), writer)
-    except NotHandledError:
-        return None
+    types = GraphTypes(infos, DetachedModel(model, {}), GraphIndex(model.graph))
+    write_core(read_attention(writer, types), writer)
     stored = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in written.tensors]
     opsets = {**node.opsets, "": max(node.opsets.get("", 0), OPSET)}
     for inner in stored:

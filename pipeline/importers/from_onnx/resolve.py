@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
+from passes.rewrites.graph_edit import NotHandledError
 from passes.suggest import plural
 from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.importers.from_onnx.fold import FOLDERS, fold, foldable
@@ -136,6 +137,7 @@ class Resolver:
         """Names that a body may not take, since a later node makes them."""
         self._read = read_names([node.proto for node in scope.nodes]) | set(scope.outputs)
         self._strange: list[PendingNode] = []
+        self._notes = dict(KIND_NOTES)
 
     def run(self, sizes: Sizes | None) -> Resolved:
         found = self._found
@@ -161,7 +163,7 @@ class Resolver:
                 break
             found.nodes.append(node)
         if self._strange:
-            refuse_all([node.proto for node in self._strange], self._scope.name)
+            refuse_all([node.proto for node in self._strange], self._scope.name, self._notes)
         if self._open and not self._rules.stops:
             inputs = [name for name in self._scope.inputs if name in self._open and name not in self._scope.others]
             refuse_open(self._open, sizes, inputs)
@@ -177,16 +179,16 @@ class Resolver:
             return modern
         if self._is_taken(node) or node.key in FOLDERS or node.key in NEVER_EXPANDED:
             return None
-        known = self._static_specs()
-        written = attention_nodes(node, known, self._found.constant, self._fresh)
+        known = {name: spec for name, spec in self._found.specs.items() if spec.is_static}
+        try:
+            written = attention_nodes(node, known, self._found.constant, self._fresh)
+        except NotHandledError as reason:
+            written, self._notes[node.key] = None, f" ({reason})"
         return function_nodes(node, known, self._fresh) if written is None else written
 
     def _is_taken(self, node: PendingNode) -> bool:
         """Whether an importer takes the node."""
         return node.key in self._rules.known and identity(node) not in self._rules.refused
-
-    def _static_specs(self) -> dict[str, TensorSpec]:
-        return {name: spec for name, spec in self._found.specs.items() if spec.is_static}
 
     def _take(self, node: PendingNode) -> bool:
         """Resolve the outputs of `node`; False if the walk stops before it."""
@@ -389,20 +391,19 @@ def identity(node: PendingNode) -> str:
     return f"{node.key} → {first_output(node.proto)}"
 
 
-def refuse_all(nodes: Iterable[onnx.NodeProto], graph: str) -> None:
-    """Raise Unsupported for `nodes`: each op type, how often it occurs, and where."""
+def refuse_all(nodes: Iterable[onnx.NodeProto], graph: str, notes: Mapping[str, str]) -> None:
+    """Raise Unsupported for `nodes`: each op type with its note, how often it occurs, and where."""
     places: dict[str, list[onnx.NodeProto]] = {}
     for node in nodes:
         places.setdefault(op_key(node.domain, node.op_type), []).append(node)
     lines = [
-        f"  - {kind}{KIND_NOTES.get(kind, '')}: {len(found)} × at {list_places(found)}"
+        f"  - {kind}{notes.get(kind, '')}: {len(found)} × at {list_places(found)}"
         for kind, found in sorted(places.items())
     ]
     raise Unsupported(
         f"the model {graph!r} has {plural(len(places), 'op type')} that onnxline cannot import:\n"
         + "\n".join(lines)
-        + "\n"
-        "Expected ops of the tables in pipeline/importers/from_onnx, or nodes that fold because their inputs are "
+        + "\nExpected ops of the tables in pipeline/importers/from_onnx, or nodes that fold because their inputs are "
         "constants. Rewrite or skip the pass that made them, or add a function to the family file.",
         operators=sorted(places),
     )
