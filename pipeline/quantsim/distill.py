@@ -2,7 +2,9 @@
 
 Other steps look at the error of one layer. Here errors of layers can make up for each other, since the loss is the
 noise of the model's outputs as a part of their signal. Weights are rounded in each forward pass, and gradients go
-straight through the rounding, also to the scales ("Learned Step Size Quantization", Esser et al., 2020).
+straight through the rounding, also to the scales ("Learned Step Size Quantization", Esser et al., 2020; here the
+logarithms of the scales are learned, at a rate of their own). The gradients are torch's, and so are the steps: Adam,
+whose rate falls by a half wave of the cosine.
 
 torch computes the nodes between the weights and the outputs, and holds all of their results for a sample. What else
 these nodes read comes from a run of onnxruntime, with the float outputs.
@@ -10,7 +12,8 @@ these nodes read comes from a run of onnxruntime, with the float outputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -19,8 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from passes.suggest import bytes_text
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
+from passes.worker.platforms import memory_limit
 from pipeline.errors import Unsupported
 from pipeline.quantsim.encodings import Encoding, dequantize_integers, quantize
 from pipeline.quantsim.gradients import find_gradient_nodes
@@ -33,6 +38,11 @@ HALF: Final = 0.5
 
 SCALE_RATE: Final = 0.1
 """The rate of the scales as a part of that of the weights."""
+
+ARRAYS: Final = 9
+"""Arrays of float32 of the size of each weight at least: as it is rounded, in steps of its scale, quantized, with what
+the gradients need of that, and three for Adam. Blocks have one more, and an allocator that keeps freed memory up to
+five."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,23 +102,32 @@ def distill(
     encodings: Mapping[str, Encoding],
     samples: Sequence[Path],
     step: Distill,
+    observer: Callable[[int], object] = lambda _: None,
 ) -> tuple[dict[str, Encoding], dict[str, np.ndarray]]:
     """Fit the weights that have `encodings` to the outputs of `model`.
 
     Args:
-        rounded: `model` with the weights as they are rounded now.
+        rounded: `model` with the weights as they are rounded now, and what else the steps before have chosen.
         samples: files of arrays by input name.
+        observer: called at each iteration with how many are done.
 
     Returns:
         Weight → its encoding, and its float32 numbers, which are multiples of its scales.
 
     Raises:
-        Unsupported: an operator on the way to the outputs has no gradient, or none that is finite.
+        Unsupported: an operator on the way to the outputs has no gradient, or none that is finite; or the memory of the
+            machine does not suffice.
     """
     stored = rounded.index.initializers
+    need, limit = ARRAYS * sum(4 * math.prod(stored[name].dims) for name in encodings), memory_limit()
+    if need > limit:
+        raise Unsupported(
+            f"it holds {ARRAYS} arrays of the size of each weight, {bytes_text(need)}, and this machine has "
+            f"{bytes_text(limit)} of memory"
+        )
     weights = {name: LearnedWeight.begin(rounded.array(stored[name]), known) for name, known in encodings.items()}
     nodes, _, outputs = find_gradient_nodes(model, weights.keys())
-    others = {name: entry for name, entry in read_stored(model).items() if name not in weights}
+    others = {name: entry for name, entry in read_stored(rounded).items() if name not in weights}
     student = TorchNodes(nodes, model.proto.opset_import, outputs, others)
     session = Session.of(model, sorted(set(student.reads) - weights.keys() - {*model.index.inputs}))
     groups = [
@@ -119,16 +138,18 @@ def distill(
     slowing = torch.optim.lr_scheduler.CosineAnnealingLR(descent, step.iterations)
     draw = np.random.default_rng(step.seed)
     order: list[int] = []
-    for _ in range(step.iterations):
+    for done in range(step.iterations):
+        observer(done)
         order = order or draw.permutation(len(samples)).tolist()
         with np.load(samples[order.pop()]) as archive:
             sample = dict(archive)
         expected = {**sample, **session.run(sample)}
         values = {name: as_tensor(expected[name]) for name in student.reads if name not in weights}
         made = student.compute(values | {name: weight.compute() for name, weight in weights.items()})
-        loss = torch.stack([_noise(made[name], as_tensor(expected[name])) for name in outputs]).mean()
+        losses = [_noise(made[name], as_tensor(expected[name])) for name in outputs if expected[name].any()]
         descent.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        if losses:  # zeros have no ratio
+            torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]
         descent.step()
         slowing.step()
     finished = {name: weight.finish() for name, weight in weights.items()}

@@ -164,7 +164,7 @@ class Optimization:
 
         Args:
             samples: those that the libraries see.
-            observer: called with the name of each step that begins, and how many are done.
+            observer: called with the name of each step that begins, or of a part of it, and how many steps are done.
         """
         chosen = Chosen(self.encodings)
         rows: list[OptimizedStep] = []
@@ -174,7 +174,7 @@ class Optimization:
             observer(step.name, done)
             begun = time.perf_counter()
             try:
-                found, row = self._run_step(step, chosen)
+                found, row = self._run_step(step, chosen, lambda part, done=done: observer(part, done))
                 before, after = rated, self.rate(found) if row.status == "ran" else rated
                 row = replace(row, outputs_db=(before, after))
                 if (self.must_not_fall or step.is_whole) and after < before:
@@ -194,8 +194,13 @@ class Optimization:
         for index, sample in enumerate(samples):
             np.savez(self.folder / "samples" / f"{index:06}.npz", **dict(sample))  # type: ignore[arg-type]
 
-    def offer(self, step: Optimizer, chosen: Chosen) -> tuple[Chosen, str, dict[str, str]]:
+    def offer(
+        self, step: Optimizer, chosen: Chosen, show: Callable[[str], object] = lambda _: None
+    ) -> tuple[Chosen, str, dict[str, str]]:
         """Let the library of a step round on what `chosen` has; the folder holds the samples.
+
+        Args:
+            show: called with the part of the step that begins, where it has parts.
 
         Returns:
             What the library has chosen, its name and version, and weight → why the step leaves it.
@@ -211,14 +216,14 @@ class Optimization:
             return Chosen(), step.module, left
         if isinstance(step, Distill):
             names = [entry["tensor"] for entry in entries]
-            return self._distill(step, chosen, names), f"torch {version('torch')}", left
+            return self._distill(step, chosen, names, show), f"torch {version('torch')}", left
         self._write_job(step, chosen, entries)
         found = call_library(step, self.folder)
         release = f"{found['library']} {found['version']}"
         return self._read_result(chosen, entries), release, left | found["left"]
 
-    def _run_step(self, step: Optimizer, chosen: Chosen) -> tuple[Chosen, OptimizedStep]:
-        offered, release, left = self.offer(step, chosen)
+    def _run_step(self, step: Optimizer, chosen: Chosen, show: Callable[[str], object]) -> tuple[Chosen, OptimizedStep]:
+        offered, release, left = self.offer(step, chosen, show)
         if not offered.names:
             return chosen, OptimizedStep(step.name, "reverted", "it takes nothing of the model", release, (), left)
         layers = {
@@ -234,14 +239,18 @@ class Optimization:
         row = OptimizedStep(step.name, status, "", release, rows, left, is_whole=step.is_whole)
         return chosen.take(offered, better), row
 
-    def _distill(self, step: Distill, chosen: Chosen, names: Sequence[str]) -> Chosen:
+    def _distill(self, step: Distill, chosen: Chosen, names: Sequence[str], show: Callable[[str], object]) -> Chosen:
         """All weights together, by the outputs' gradients, in this process: torch runs the model op by op."""
         from pipeline.quantsim.distill import distill  # few runs need torch's functions
 
         samples = sorted((self.folder / "samples").glob("*.npz"))
         weights = {name: chosen.encodings[name] for name in names}
+
+        def count(done: int) -> None:
+            show(f"{step.name}, step {done + 1} of {step.iterations}")
+
         try:
-            found = distill(self.model, chosen.tune(self.model), weights, samples, step)
+            found = distill(self.model, chosen.tune(self.model), weights, samples, step, count)
         except Unsupported as error:
             raise StepFailed(str(error)) from error
         return Chosen(*found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,11 +40,17 @@ class Optimizer:
     python: str | None = None
 
     def check(self) -> None:
-        """Refuse an interpreter or a library that is not there.
+        """Refuse a number that an option cannot have, and an interpreter or a library that is not there.
 
         Raises:
             UsageError: the message says what to install, or which option to give.
         """
+        for option, least in LEAST.items():
+            value = getattr(self, option, least)
+            if not least <= value < math.inf:
+                raise UsageError(
+                    f"quantsim.optimize: {self.name}: {option} is {value}; expected a finite number of {least} or more"
+                )
         if self.python is None:
             if find_spec(self.module) is None:
                 raise UsageError(f"quantsim.optimize: {self.name} needs {self.module}: {self.remedy}")
@@ -176,6 +183,9 @@ class Distill(Optimizer):
 
 
 FOUR_BITS: Final = 4
+
+LEAST: Final = {"seed": 0, "candidates": 1, "iterations": 1, "proc_block_size": 1, "percdamp": 0, "rate": 0}
+"""Option → the least number that it can have."""
 
 OPTIMIZERS: Final[Mapping[str, type[Optimizer]]] = {
     step.name: step for step in (Gptq, SeqMse, AdaRound, ScaleEstimation, BiasCorrection, Distill)

@@ -11,13 +11,21 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 
+from passes.weights.detached import read_model
+from pipeline.config.quantsim import FLOAT, parse_precision
 from pipeline.errors import UsageError
 from pipeline.jobs import Job, JobStatus, choose_executor, run_jobs
+from pipeline.jobs.job import perform
 from pipeline.jobs.on_ray import RayCluster
+from pipeline.quantsim.placement import PlacementRule, place
+from pipeline.quantsim.shards import quantize_in_shards
 from tests.pipeline.jobs import sample_jobs as functions
 
 pytest.importorskip("ray", reason="ray is an extra: pip install 'onnxline[ray]'")
@@ -32,6 +40,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
     monkeypatch.setenv("RAY_TMPDIR", folder)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # at Ray's 15 a busy machine gives a worker a second in a minute
     handler = signal.getsignal(signal.SIGTERM)  # a node takes it, and keeps it
     made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
     yield made
@@ -78,6 +87,31 @@ def test_jobs_of_one_node(cluster: Any, tmp_path: Path) -> None:
     found = {one.key: one for one in run_jobs(jobs, choose_executor(ray=cluster.address), tmp_path / "table.jsonl", {})}
     assert (found["double"].status, found["double"].value, found["double"].attempts) == (JobStatus.DONE, 4, 1)
     assert (found["mistake"].status, found["mistake"].why) == (JobStatus.FAILED, "this is wrong; do that")
+
+
+def test_weights_are_rounded_in_shards_on_a_cluster_as_in_this_process(cluster: Any, tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    weights = [
+        onnx.numpy_helper.from_array(draw.normal(size=(64, 64)).astype(np.float32), name)
+        for name in ("first", "second")
+    ]
+    made = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[3, 64] x) => (float[3, 64] y) '
+        "{ h = MatMul(x, first) y = MatMul(h, second) }"
+    )
+    made.graph.initializer.extend(weights)
+    path = tmp_path / "model.onnx"
+    onnx.save(made, path, save_as_external_data=True, location="model.data", size_threshold=0)
+    model = read_model(path, unread=True)
+    placement = place(model, [PlacementRule("op:*", parse_precision("int4/block16"), FLOAT)])
+    here = SimpleNamespace(run=lambda jobs: (perform(job) for job in jobs))
+    executors = {"here": here, "there": choose_executor(ray=cluster.address)}
+    files = {
+        name: quantize_in_shards(model, path, placement, tmp_path / name, 1, executor).file
+        for name, executor in executors.items()
+    }
+    expected, found = ({data.name: data.read_bytes() for data in file.parent.glob("*.data")} for file in files.values())
+    assert found == expected and expected
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "auto"])

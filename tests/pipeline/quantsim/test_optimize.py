@@ -203,6 +203,25 @@ def test_distill_fails_where_no_gradient_goes_through(tmp_path: Path, nodes: str
     assert reason in row.reason
 
 
+def test_distill_says_how_much_memory_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.quantsim.distill.memory_limit", lambda: 2**15)
+    _, chosen, (row,) = run(tmp_path, "int4/channel", "distill")
+    assert (row.status, dict(chosen.arrays)) == ("failed", {})
+    assert row.reason == (
+        "it holds 9 arrays of the size of each weight, 33.8 KiB, and this machine has 32.0 KiB of memory"
+    )
+
+
+def test_distill_passes_over_an_output_of_zeros(tmp_path: Path) -> None:
+    """`z` is zero in float on all that is fitted to, and not where it is quantized: its noise has no ratio."""
+    weight = np.random.default_rng(0).normal(size=(32, 8)).astype(np.float32)
+    most = np.max([sample["x"] @ weight for sample in samples(4, seed=1)], axis=(0, 1)) + np.float32(1e-3)
+    text = "g (float[16, 32] x) => (float[16, 8] z, float[16, 8] y) { y = MatMul(x, w) a = Sub(y, most) z = Relu(a) }"
+    model = model_of(text, w=weight, most=most)
+    _, _, (row,) = run(tmp_path, "int3/channel", {"distill": {"iterations": 20}}, model=model)
+    assert row.status == "ran" and row.outputs_db is not None and row.outputs_db[1] > row.outputs_db[0]
+
+
 @pytest.mark.usefixtures("in_process")
 def test_a_step_gives_the_same_bits_again(tmp_path: Path) -> None:
     first, second = (run(tmp_path / name, "int4/block8", "gptq")[1] for name in ("first", "second"))
@@ -353,6 +372,9 @@ def test_what_was_chosen_holds_for_the_same_format_alone() -> None:
         ({"gptq": {"damp": 1}}, "no option 'damp'"),
         ({"gptq": {"python": "/no/python"}}, "python is '/no/python', which is no program"),
         ({"distill": {"python": sys.executable}}, "distill: found python, expected none"),
+        ({"distill": {"iterations": 0}}, "distill: iterations is 0; expected a finite number of 1 or more"),
+        ({"distill": {"rate": float("nan")}}, "distill: rate is nan; expected a finite number of 0 or more"),
+        ({"gptq": {"seed": -1}}, "gptq: seed is -1; expected a finite number of 0 or more"),
     ],
 )
 def test_a_step_or_an_option_that_there_is_not_is_named(item: object, message: str) -> None:
