@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import onnx
+import pytest
 
 from passes.diff import diff_as_data
 from passes.diff.types import AttributeChange, Diff, NodeLabel, Replacement
@@ -21,6 +23,7 @@ from passes.structures.subgraph import subgraph_of
 from passes.structures.view import GraphView
 from pipeline.report import SOURCE, BoxKind, Drawing, Mark, NodeRow, Pictures, diff_folder
 from pipeline.report.html import page_of
+from pipeline.report.html.page import environment
 from pipeline.report.html.timeline import Timeline, timeline_of
 from pipeline.stages.pictures import MOST_NODES, draw, node_rows
 from tests.pipeline.report.sample_report import html_of, pictures, report, row
@@ -306,3 +309,8 @@ def test_rows_of_nodes() -> None:
     model = model_of("g (float[2, N] x) => (float[2, N] y) { y = Relu (x) }")
     (row,) = node_rows(GraphView(detached(model)))
     assert (row.name, row.op, row.shapes, row.module, row.made_by) == ("y", "Relu", ("float 2×N",), None, "")
+
+
+def test_compiled_templates_are_kept_as_bytecode_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert environment.__wrapped__().bytecode_cache is None
