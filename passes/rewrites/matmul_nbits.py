@@ -163,10 +163,10 @@ def _write_product(
 ) -> None:
     """Make another product of `node`, under its name; a bias becomes an Add after it."""
     bias, result = input_of(node, 2 if node.op_type == "Gemm" else 5), node.output[0]
-    rewriter.turn_into(node, op, inputs, domain, **attributes)
-    if bias:
+    if bias:  # first: the bias may be computed, and goes where nothing reads it
         product = rewriter.take_output(result, f"{result}_product")
         rewriter.add("Add", [product, bias], node, rewriter.shape(product), output=result)
+    rewriter.turn_into(node, op, inputs, domain, **attributes)
 
 
 def _result(rewriter: Rewriter, written: int, what: str, left: list[str]) -> PassResult:

@@ -250,6 +250,17 @@ def test_there_and_back_again_is_bit_for_bit_what_it_was(case: dict[str, bool]) 
         assert array.dtype == before.dtype and (array == before).all(), name
 
 
+def test_a_computed_bias_is_computed_still() -> None:
+    model = quantized("Gemm", bias=True)
+    model.proto.graph.node[1].input[2] = "c"
+    model.proto.graph.node.insert(0, helper.make_node("Neg", ["b"], ["c"]))
+    there = optimize(attach(model), ["to-matmul-nbits"])
+    back = optimize(attach(there.model), ["from-matmul-nbits"])
+    for run in (there, back):
+        assert [(row.status.value, row.changed) for row in run.rows] == [("ran", True)]
+        np.testing.assert_allclose(outputs(run.model), outputs(model), rtol=1e-5, atol=1e-4)
+
+
 def test_channels_become_blocks_of_one_scale() -> None:
     model = quantized(by_channel=True)
     there = optimize(attach(model), [{"to-matmul-nbits": {"block_size": 16}}]).model
