@@ -30,7 +30,13 @@ from pipeline.runtime.kernels.packing import (
     pack_convolution,
     pack_product,
 )
-from pipeline.runtime.kernels.products import flatten_rows, multiply_batches, multiply_matrices
+from pipeline.runtime.kernels.products import (
+    PoolWindow,
+    flatten_rows,
+    launch_max_pool,
+    multiply_batches,
+    multiply_matrices,
+)
 from pipeline.runtime.kernels.weight_forms import Convolution, FusedOperands, ProductWeight
 from pipeline.runtime.operators import CPU_FALLBACKS
 
@@ -113,6 +119,27 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether `tensor` lies in rows or with its channels last, without gaps."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
     return tensor.is_contiguous() or tensor.is_contiguous(memory_format=last)
+
+
+def max_pool(call: AtenCall, outs: Outs) -> Launch | None:
+    """On the CPU as the maximum of shifted views, which allocates nothing; one number may stand for each axis."""
+    if not TARGET.get().is_host:
+        return None  # a launch for each element of the window costs more than the kernel of torch
+    expected = call.operator(call.args[0].to("meta"), *call.args[1:], **call.kwargs)
+    if expected.shape != outs[0].shape or expected.dtype is not outs[0].dtype:
+        return None  # torch's own call names what does not fit
+    axes = int(call.kind[len("aten.max_pool")])
+    sizes = _repeat_by_axis(call.args[1], axes)
+    strides = _repeat_by_axis(call.given.get("stride") or sizes, axes)
+    pads, dilations = (
+        _repeat_by_axis(call.given.get(name, usual), axes) for name, usual in (("padding", 0), ("dilation", 1))
+    )
+    return launch_max_pool(call.args[0], outs[0], PoolWindow(sizes, strides, pads, dilations))
+
+
+def _repeat_by_axis(value: int | Sequence[int], axes: int) -> Sequence[int]:
+    sizes = [value] if isinstance(value, int) else list(value)
+    return sizes * axes if len(sizes) == 1 else sizes
 
 
 def as_strided(call: AtenCall, outs: Outs) -> Launch:
@@ -273,6 +300,7 @@ FAST_PATHS: Mapping[str, FastPath] = {
     **{f"aten.{name}": convert for name in CONVERSIONS.split()},
     **{kind: then_copy(function) for kind, function in CPU_FALLBACKS.items()},
     "aten.relu.default": relu,
+    **{f"aten.max_pool{axes}d.default": max_pool for axes in (1, 2, 3)},
     "aten.linear.default": linear,
     "aten.matmul.default": matmul,
     "aten.scaled_dot_product_attention.default": then_copy(nn.scaled_dot_product_attention),

@@ -1,4 +1,4 @@
-"""Max pooling of torch and of ONNX, to the bit: a maximum rounds nothing."""
+"""Max pooling by shifted views against torch's kernels, to the bit: a maximum rounds nothing."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pipeline.importers.from_onnx import from_onnx
 from pipeline.importers.from_torch import from_torch, functionalize_program
 from pipeline.ir.parse import from_text
 from pipeline.runtime import compile_graph
+from pipeline.runtime.kernels.products import PoolWindow, launch_max_pool
 
 POOLS = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
 
@@ -63,10 +64,43 @@ def test_an_image_without_a_batch_and_one_with_channels_last() -> None:
     torch.testing.assert_close(found, functional.max_pool2d(last, 3), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.uint8, torch.int64])
+def test_every_dtype_has_a_lowest_number_for_the_pads(dtype: torch.dtype) -> None:
+    """One element, two windows: none of the window's elements is in both, so the result is filled first."""
+    x, out = torch.tensor([[[-3]]]).to(dtype), torch.empty(1, 1, 2, dtype=dtype)
+    launch = launch_max_pool(x, out, PoolWindow((2,), (1,), (1,), (1,)))
+    assert launch is not None
+    launch()
+    assert out.tolist() == [[[x.item(), x.item()]]]
+
+
+@pytest.mark.parametrize(
+    ("x", "out", "pads"),
+    [((0, 1, 9, 9), (0, 1, 7, 7), 0), ((1, 2, 5, 1), (1, 2, 3, 0), 0), ((1, 1, 0, 1), (1, 1, 0, 1), 1)],
+)
+def test_an_empty_image_or_no_window_is_nothing_to_do(x: tuple[int, ...], out: tuple[int, ...], pads: int) -> None:
+    launch = launch_max_pool(torch.ones(x), torch.ones(out), PoolWindow((3, 3), (1, 1), (pads, pads), (1, 1)))
+    assert launch is not None
+    launch()
+
+
 def test_an_element_of_the_window_that_is_padding_in_every_window_is_left_out() -> None:
     x = -torch.rand(2, 3, 1, 2)
     found = run_planned(Pool(2, kernel_size=3, stride=1, padding=1), x)
     torch.testing.assert_close(found, functional.max_pool2d(x, 3, 1, 1), rtol=0, atol=0)
+
+
+def test_a_large_window_and_another_order_of_axes_are_left_to_torch() -> None:
+    row, line = torch.ones(1, 1, 40), torch.empty(1, 1, 8)
+    assert launch_max_pool(row, line, PoolWindow((33,), (1,), (0,), (1,))) is None
+    assert launch_max_pool(row, line, PoolWindow((32,), (1,), (0,), (1,))) is not None
+    small = PoolWindow((2, 2), (1, 1), (0, 0), (1, 1))
+    assert launch_max_pool(torch.ones(1, 2, 2, 2), torch.empty(1, 2, 1, 1), small) is not None  # one pixel has no order
+    turned = torch.empty(1, 2, 8, 8).contiguous(memory_format=torch.channels_last)
+    assert launch_max_pool(torch.ones(1, 2, 9, 9), turned, small) is None
+    assert launch_max_pool(torch.ones(1, 2, 9, 9), turned.contiguous(), small) is not None
+    x = torch.randn(1, 2, 9, 9)
+    torch.testing.assert_close(run_planned(Pool(2, kernel_size=6), x), functional.max_pool2d(x, 6), rtol=0, atol=0)
 
 
 POOL = """
@@ -76,6 +110,13 @@ graph "pool" (%0 "x": float32[1, 1, 4, 4]) {{
   return %1
 }}
 """
+
+
+def test_a_plan_takes_views_and_not_the_kernel_of_torch() -> None:
+    program = compile_graph(from_text(POOL.format(out="1, 1, 2, 2")))
+    (y,) = program.run({"x": torch.arange(16.0).view(1, 1, 4, 4)}).values()
+    assert y.flatten().tolist() == [5, 7, 13, 15]
+    assert "maximum" in str(program.context._launches)
 
 
 def test_no_strides_are_those_of_the_window_and_another_shape_is_an_error_of_torch() -> None:
