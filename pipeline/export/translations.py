@@ -74,6 +74,14 @@ def translate_squeeze(self: Any, dim: int | Sequence[int] | None = None) -> Any:
     return op.Squeeze(self, op.Constant(value_ints=axes)) if axes else op.Identity(self)
 
 
+def translate_copy(self: Any, src: Any, non_blocking: bool = False) -> Any:
+    """`aten.copy`, as `copy_` is traced: `src` in the shape of `self`, which torch's own form leaves out."""
+    del non_blocking
+    value = op.Identity(src) if src.dtype == self.dtype else op.CastLike(src, self)
+    is_of_one_shape = list(src.shape) == list(self.shape)
+    return value if is_of_one_shape else op.Expand(value, op.Shape(self))
+
+
 def _translate_extreme(reduce: Callable[..., Any]) -> Callable[..., Any]:
     """`aten.amax` or `aten.amin`: without dims over all of them."""
 
@@ -290,6 +298,7 @@ TRANSLATIONS: Final[Mapping[str, Callable[..., Any]]] = {
     **SQUEEZE,
     **EXTREMES,
     **ORDERED,
+    "aten.copy.default": translate_copy,
     "aten.conv3d.default": translate_conv3d,
     "aten.unfold_backward.default": translate_unfold_backward,
     "aten.index_copy.default": translate_index_copy,

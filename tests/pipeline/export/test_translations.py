@@ -227,6 +227,18 @@ def test_frequent_and_running_elements_of_any_rank(shape: tuple[int, ...]) -> No
     np.testing.assert_array_equal(run(exported(found, x), x), found(x))
 
 
+@pytest.mark.parametrize("rows", [(), (6,), (1, 6), (4, 1), (2, 1, 6), (2, 4, 6)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_what_is_copied_has_the_shape_and_dtype_of_where_it_is_copied_to(
+    rows: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    def copied(x: Tensor, y: Tensor) -> Tensor:
+        return (x * 1).copy_(y)
+
+    x, y = torch.randn(2, 4, 6), torch.randint(0, 2, rows).to(dtype)
+    np.testing.assert_array_equal(run(exported(copied, x, y), x, y), copied(x, y))
+
+
 def test_a_scalar_along_a_dim_is_a_vector_of_one_element() -> None:
     """Whatever the operator: reductions, pairs of results, and operators that keep the shape."""
 
