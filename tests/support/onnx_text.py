@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from itertools import groupby
 
 import numpy as np
 import onnx
+import onnx.parser
 from onnx import NodeProto, numpy_helper
 
 from passes.graph.formatting import format_attribute
@@ -66,6 +68,16 @@ def merged_model(text: str, opset: int = 20) -> onnx.ModelProto:
         stored[info.name] = draw_array(info.name, shape, dtype.name, low, high)
     del model.graph.value_info[:]
     model.graph.initializer.extend(numpy_helper.from_array(array, known) for known, array in stored.items())
+    return model
+
+
+def parse_renamed(text: str, new_name: Callable[[str], str]) -> onnx.ModelProto:
+    """The model of a text, with the names of its values changed: ONNX's text has no `present.0.key`."""
+    model = onnx.parser.parse_model(text)
+    for info in (*model.graph.input, *model.graph.output):
+        info.name = new_name(info.name)
+    for node in model.graph.node:
+        node.input[:], node.output[:] = map(new_name, node.input), map(new_name, node.output)
     return model
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
 
 from pipeline.config import RuntimeConfig
@@ -25,6 +24,7 @@ from pipeline.parts.sessions import (
     state_slots,
 )
 from pipeline.verify.backends import Feeds, OnnxFile, OnnxRuntime
+from tests.support.onnx_text import parse_renamed
 
 COUNTER = """
 <ir_version: 10, opset_import: ["": 20]>
@@ -49,11 +49,7 @@ agraph (int64[batch_size, sequence_length] input_ids, int64[batch_size, total] a
 
 @pytest.fixture
 def counter(tmp_path: Path) -> Path:
-    model = onnx.parser.parse_model(COUNTER)
-    for info in (*model.graph.input, *model.graph.output):
-        info.name = with_dots(info.name)
-    for node in model.graph.node:
-        node.input[:], node.output[:] = map(with_dots, node.input), map(with_dots, node.output)
+    model = parse_renamed(COUNTER, with_dots)
     (tmp_path / "models").mkdir()
     onnx.save(model, tmp_path / "models" / "decoder.onnx")
     return tmp_path
@@ -208,12 +204,7 @@ agraph (int64[1, TOKENS] input_ids, int64[TOKENS] cache_position, float[1, 1, 12
 def save_in_place(folder: Path) -> None:
     """Write prefill and decode of such a model."""
     for part, tokens in (("prefill", 4), ("decode", 1)):
-        model = onnx.parser.parse_model(IN_PLACE.replace("TOKENS", str(tokens)))
-        for info in (*model.graph.input, *model.graph.output):
-            info.name = with_dots(info.name)
-        for node in model.graph.node:
-            node.input[:], node.output[:] = map(with_dots, node.input), map(with_dots, node.output)
-        onnx.save(model, folder / f"{part}.onnx")
+        onnx.save(parse_renamed(IN_PLACE.replace("TOKENS", str(tokens)), with_dots), folder / f"{part}.onnx")
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
 
 from pipeline.parts import TextGenerator
 from tests.pipeline.parts.test_generate import by_hand, with_dots
+from tests.support.onnx_text import parse_renamed
 
 IMAGE = 9
 """The token that stands for a row of an image; its feature takes its place."""
@@ -60,12 +60,7 @@ decoder (float[batch_size, sequence_length, 1] inputs_embeds, int64[batch_size, 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for part, text in (("vision", VISION), ("embedding", EMBEDDING), ("decoder", DECODER)):
-        model = onnx.parser.parse_model(text)
-        for info in (*model.graph.input, *model.graph.output):
-            info.name = with_dots(info.name)
-        for node in model.graph.node:
-            node.input[:], node.output[:] = map(with_dots, node.input), map(with_dots, node.output)
-        onnx.save(model, tmp_path / f"{part}.onnx")
+        onnx.save(parse_renamed(text, with_dots), tmp_path / f"{part}.onnx")
     (tmp_path / "config.json").write_text(json.dumps({"image_token_id": IMAGE, "vocab_size": 10}))
     return tmp_path
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx.parser
 import pytest
 
 from pipeline.errors import UsageError
 from pipeline.parts import TextGenerator
 from pipeline.parts.seq2seq import Seq2SeqReader
 from pipeline.verify.backends import Feeds
+from tests.support.onnx_text import parse_renamed
 
 ENCODER = """
 <ir_version: 10, opset_import: ["": 20]>
@@ -47,12 +47,7 @@ def models(tmp_path: Path) -> Path:
     for part, text in (("encoder", ENCODER), ("decoder", DECODER)):
         for name in NAMES:
             text = text.replace(f"present_{name}", f"P_{name}").replace(f"past_{name}", f"I_{name}")
-        model = onnx.parser.parse_model(text)
-        for info in (*model.graph.input, *model.graph.output):
-            info.name = with_dots(info.name)
-        for node in model.graph.node:
-            node.input[:], node.output[:] = map(with_dots, node.input), map(with_dots, node.output)
-        onnx.save(model, tmp_path / f"{part}.onnx")
+        onnx.save(parse_renamed(text, with_dots), tmp_path / f"{part}.onnx")
     (tmp_path / "config.json").write_text('{"vocab_size": 7, "eos_token_id": 6, "decoder_start_token_id": 2}')
     return tmp_path
 
