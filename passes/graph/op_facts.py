@@ -179,6 +179,12 @@ def attribute_of(node: NodeProto, name: str, default: Any = None) -> Any:
     )
 
 
+def broadcasts(node: NodeProto) -> bool:
+    """Whether an operator of `BROADCASTING` aligns the last axes of its operands; before opset 7 its `axis` may name
+    others."""
+    return node.op_type in BROADCASTING and attribute_of(node, "axis") is None
+
+
 def is_scaled(node: NodeProto) -> bool:
     """Whether a product of matrices transposes its data or multiplies by a number, as a Gemm may."""
     factors = attribute_of(node, "alpha", 1.0), attribute_of(node, "beta", 1.0)

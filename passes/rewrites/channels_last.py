@@ -12,7 +12,7 @@ from typing import ClassVar, Final
 import numpy as np
 from onnx import NodeProto
 
-from passes.graph.op_facts import BROADCASTING, CURVES, MATRIX_PRODUCTS, PRODUCTS, attribute_of, input_of
+from passes.graph.op_facts import CURVES, MATRIX_PRODUCTS, PRODUCTS, attribute_of, broadcasts, input_of
 from passes.rewrites.four_axes import REDUCTIONS
 from passes.rewrites.rewriter import Rewriter, RewriteStep
 from passes.step import Description, PassResult, values
@@ -101,7 +101,7 @@ class _ChannelsLast:
                 return [self._twin(node.input[0])] if attribute_of(node, "axes") else None
             last = rewriter.constant_of(np.array([LAST.index(axis % 4) for axis in axes]), "axes")
             return [self._twin(node.input[0]), last]
-        if op not in BROADCASTING | {"Concat"}:
+        if op != "Concat" and not broadcasts(node):
             return None
         return [
             self._constant(name) if rewriter.constant(name) is not None else self._twin(name) for name in node.input

@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from passes.graph.op_facts import BROADCASTING, CURVES, RESHAPES, attribute_of, input_of, is_scaled
+from passes.graph.op_facts import BROADCASTING, CURVES, RESHAPES, attribute_of, broadcasts, input_of, is_scaled
 from passes.rewrites.merge_layout import merge_chains
 from passes.rewrites.rewriter import Rewriter, RewriteStep
 from passes.step import Description, PassResult, values
@@ -104,7 +104,7 @@ class _FourAxes:
             return None
         most, op = max(map(len, known)), node.op_type
         is_known = op in CURVES | RESHAPES or bool(_permutation(node, len(known[-1])))
-        if op in BROADCASTING:
+        if broadcasts(node):
             is_known = most <= RANK or len(_blocks(self._operands(node), known[-1])) <= RANK
         elif op == "MatMul":
             is_known = all(len(shape) >= 2 for shape in self._operands(node)) and (most <= RANK or self._is_batch(node))

@@ -12,7 +12,7 @@ from typing import ClassVar, Final
 import numpy as np
 from onnx import NodeProto
 
-from passes.graph.op_facts import BROADCASTING, CURVES, LAYOUT_OPS, OF_TWO, attribute_of, input_of
+from passes.graph.op_facts import CURVES, LAYOUT_OPS, OF_TWO, attribute_of, broadcasts, input_of
 from passes.graph.traversal import bodies_in
 from passes.rewrites.flat_rows import flatten_rows, join_biases, why_apart
 from passes.rewrites.layout_map import LayoutCall, LayoutMap, NoLayout
@@ -225,7 +225,7 @@ class _ChainMerger:
         for consumer in consumers:
             others = [rewriter.fixed_shape(name) for name in consumer.input if name != result]
             known = [sizes for sizes in others if sizes is not None]
-            if consumer.domain or consumer.op_type not in BROADCASTING or len(known) < len(others):
+            if consumer.domain or not broadcasts(consumer) or len(known) < len(others):
                 return
             if np.broadcast_shapes(shape, *known) != np.broadcast_shapes(own, *known):
                 return

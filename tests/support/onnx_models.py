@@ -10,7 +10,7 @@ from onnx import numpy_helper
 
 from passes.weights.detached import DetachedModel, detach
 
-IR_VERSIONS = {9: 4, 20: 9, 21: 10}
+IR_VERSIONS = {6: 4, 9: 4, 20: 9, 21: 10}
 
 
 def model_of(text: str, opset: int = 20, **weights: np.ndarray | np.generic) -> onnx.ModelProto:

@@ -205,6 +205,18 @@ def test_a_split_without_an_axis_is_along_the_first(context: PassContext) -> Non
     assert [node.op_type for node in model.proto.graph.node].count("Transpose") == 3
 
 
+@pytest.mark.parametrize(
+    ("step", "shape", "text"),
+    [
+        (To4d(), "2, 3", "y = Add <axis = 0, broadcast = 1> (x, bias)"),
+        (ToNhwc(), "1, 2, 3, 3", "a = MaxPool <kernel_shape = [1, 1]> (x) y = Add <axis = 1, broadcast = 1> (a, bias)"),
+    ],
+)
+def test_operands_that_an_attribute_aligns_stay(step: Step, shape: str, text: str, context: PassContext) -> None:
+    model = model_of(f"g (float[{shape}] x) => (float[{shape}] y) {{ {text} }}", 6, bias=vector(2, 1))
+    assert not step.apply(detached(model), context).changed
+
+
 def test_axes_that_are_an_attribute_stay_one(context: PassContext) -> None:
     text = """g (float[3, 4] x) => (float[3, 2] y) {
         a = Slice <axes = [1], ends = [3], starts = [1]> (x) b = ReduceMax <axes = [0], keepdims = 1> (x) c = Relu (a)
