@@ -66,8 +66,8 @@ def parse_precision(text: str) -> Precision | None:
     if float_type is None and (number is None or not LEAST_BITS <= int(number[2]) <= MOST_BITS):
         raise ValueError(
             f"found the format {text!r}, expected int2 to int16, uint2 to uint16, {', '.join(FLOATS)}, or float, and "
-            "after it "
-            "/channel or /block32 (a scale for each), /symmetric or /asymmetric"
+            "after it /channel or /block32 (a scale for each), /symmetric or /asymmetric; or a name that says all: "
+            f"lpbq32 (or another size), {', '.join(BLOCK_FLOATS)}"
         )
     signed = number is None or not number[1]
     granularity: Granularity = "tensor"

@@ -84,6 +84,8 @@ class OptimizedStep:
         by_layer = self.kind == "optimize" and not self.is_whole
         taken = sum(layer.taken for layer in self.layers) if by_layer else better
         parts = [f"{taken} of {plural(len(self.layers), 'layer')} better on samples that it did not see"]
+        if not self.layers and self.reason:
+            parts = [self.reason]
         if self.left:
             name, why = next(iter(self.left.items()))
             parts.append(f"{plural(len(self.left), 'weight')} left, such as {name}: {why}")

@@ -105,6 +105,7 @@ def test_formats(text: str, lowest: int, highest: int, stored: str) -> None:
             for text in NARROW_FLOATS
         ),
         ("int32", "found the format 'int32', expected int2 to int16"),
+        ("lpbq", "or a name that says all: lpbq32 .*, mxfp4"),
         ("fp8e4m3/asymmetric", "floats have no zero point, so they are symmetric"),
         ("int8/row", "found 'row' in the format 'int8/row', expected tensor, channel, block32"),
         ("int8/block1", "found 'block1'"),

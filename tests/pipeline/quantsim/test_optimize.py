@@ -203,6 +203,12 @@ def test_distill_fails_where_no_gradient_goes_through(tmp_path: Path, nodes: str
     assert reason in row.reason
 
 
+def test_a_step_that_takes_nothing_says_so(tmp_path: Path) -> None:
+    _, _, (row,) = run(tmp_path, "int4/channel", "bias-correction")  # two products without a bias
+    assert row.status == "reverted"
+    assert str(row).startswith("optimize bias-correction (onnxsim): it takes nothing of the model; outputs ")
+
+
 def test_distill_says_how_much_memory_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.quantsim.distill.memory_limit", lambda: 2**15)
     _, chosen, (row,) = run(tmp_path, "int4/channel", "distill")
