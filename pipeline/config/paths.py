@@ -76,10 +76,11 @@ def locate_checkpoint(path: str) -> Path:
     try:
         return locate(path)
     except SourceError as error:
-        error.add_note(
-            "the weights of the model are to come from there; `onnxline train` writes such a file at the end, as "
-            "runs/NAME-train/weights.safetensors: where they are those of another training, run that one first"
-        )
+        if path.endswith(".safetensors"):  # and no folder of a model
+            error.add_note(
+                "the weights of the model are to come from there; `onnxline train` writes such a file at the end, as "
+                "runs/NAME-train/weights.safetensors: where they are those of another training, run that one first"
+            )
         raise
 
 

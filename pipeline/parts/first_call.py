@@ -28,7 +28,7 @@ from passes.rewrites.merge import join_models
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel, read_model
 from pipeline.parts.seq2seq import Seq2SeqReader
-from pipeline.parts.sessions import Step, state_slots
+from pipeline.parts.slots import Step, state_slots
 from pipeline.verify.backends import Feeds
 
 FIRST_CALL: Final = "decoder_model"

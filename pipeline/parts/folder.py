@@ -15,7 +15,8 @@ from passes.weights.files import replace_folder_when_done, save_together
 from pipeline.parts.first_call import FIRST_CALL, make_first_call
 from pipeline.parts.genai import SPEECH, genai_config, genai_image_config, genai_speech_config
 from pipeline.parts.generate import CONFIG, GENERATION, SETTINGS
-from pipeline.parts.sessions import MODELS, PAST_PREFIX, state_slots
+from pipeline.parts.sessions import MODELS
+from pipeline.parts.slots import PAST_PREFIX, state_slots
 from pipeline.workspace import Workspace, key_of, own_code_digest, stamp
 
 WEIGHTS: Final = "weights.data"

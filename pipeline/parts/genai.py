@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import onnx
 
-from pipeline.parts.sessions import PAST_PREFIX, PRESENT_PREFIX, state_slots
+from pipeline.parts.slots import PAST_PREFIX, PRESENT_PREFIX, state_slots
 
 KINDS: Final[Mapping[str, str]] = {
     "key": "key_names",

@@ -12,7 +12,7 @@ import numpy as np
 
 from passes.weights.detached import read_model
 from pipeline.errors import UsageError
-from pipeline.parts.sessions import Step, state_slots
+from pipeline.parts.slots import Step, state_slots
 from pipeline.verify.backends import Feeds
 
 PARTS: Final = ("vision", "embedding", "decoder")

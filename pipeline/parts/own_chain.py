@@ -15,7 +15,8 @@ from pipeline.config import RunConfig, RuntimeConfig
 from pipeline.errors import SourceError
 from pipeline.export.source import OnnxSource, Source
 from pipeline.export.user_code import call_user_code, load_function
-from pipeline.parts.sessions import Step, step_opener
+from pipeline.parts.sessions import step_opener
+from pipeline.parts.slots import Step
 from pipeline.report import ValuesReport
 from pipeline.verify.backends import Feeds
 

@@ -11,7 +11,8 @@ import onnx
 
 from passes.weights.detached import read_model
 from pipeline.errors import UsageError
-from pipeline.parts.sessions import MODELS, Step, state_slots
+from pipeline.parts.sessions import MODELS
+from pipeline.parts.slots import Step, state_slots
 from pipeline.verify.backends import Feeds
 
 PARTS: Final = ("encoder", "decoder")

@@ -24,49 +24,14 @@ from passes.weights.detached import read_model
 from passes.weights.sessions import as_array, first_words
 from pipeline.config import RunConfig, RuntimeConfig
 from pipeline.errors import UsageError
+from pipeline.parts.hidden_rows import fill_up
+from pipeline.parts.slots import PAST_PREFIX, StateSlot, Step, state_slots
 from pipeline.verify.backends import BACKENDS, Feeds, OnnxFile
 
 MODELS: Final = "models"
 
-PAST_PREFIX: Final = "past_key_values."
-PRESENT_PREFIX: Final = "present."
-
 LAYOUTS: Final = (("decoder",), ("prefill", "decode"))
 """The parts of a folder: over a cache that grows, and over one of fixed length."""
-
-GROWING: Final = frozenset({"key", "value", "indexer_key", "key_scale", "value_scale", "indexer_key_scale"})
-"""Names of the states that have a row for each token; the others have a fixed size."""
-
-Step = Callable[[Feeds], Mapping[str, np.ndarray]]
-"""One call of a part: inputs by name → outputs by name."""
-
-
-@dataclass(frozen=True, slots=True)
-class StateSlot:
-    """A state as input and output of a part; `shape` has 0 along an open axis, and 1 for the batch."""
-
-    before: str
-    after: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-    @property
-    def grows(self) -> bool:
-        return self.before.rpartition(".")[2] in GROWING
-
-
-def state_slots(graph: onnx.GraphProto) -> tuple[StateSlot, ...]:
-    """The states of a part, from its inputs: the first named dim is the batch, and any other grows."""
-    slots = []
-    for value in graph.input:
-        if value.name.startswith(PAST_PREFIX):
-            tensor = value.type.tensor_type
-            sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim]
-            shape = tuple(int(axis == 0) if size is None else size for axis, size in enumerate(sizes))
-            after = PRESENT_PREFIX + value.name.removeprefix(PAST_PREFIX)
-            dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-            slots.append(StateSlot(value.name, after, shape, np.dtype(dtype)))
-    return tuple(slots)
 
 
 @dataclass(frozen=True)
@@ -213,42 +178,6 @@ class CarriedStates(PartCalls):
         outputs = self._steps[part]({**feeds, **self.states})
         self.states = {slot.before: outputs[slot.after] for slot in self._slots}
         return outputs["logits"]
-
-
-def fill_up(step: Step, graph: onnx.GraphProto) -> Step:
-    """`step` over a cache with zeros before its first row, up to a multiple of `ROWS`, and masks that hide them: a
-    backend that compiles the graph for each combination of sizes does so once for `ROWS` tokens, and not for each.
-
-    Args:
-        graph: of the part; one without states, or without a mask over what it has read, is called as it is.
-    """
-    slots = state_slots(graph)
-    axes = {slot: slot.shape.index(0) for slot in slots if slot.grows and 0 in slot.shape}
-    if not slots or MASKS[0] not in {value.name for value in graph.input}:
-        return step
-
-    def call(feeds: Feeds) -> Mapping[str, np.ndarray]:
-        tokens = next(feeds[name].shape[1] for name in NEW if name in feeds)
-        hidden = (tokens - feeds[MASKS[0]].shape[1]) % ROWS
-        filled = {name: np.pad(feeds[name], ((0, 0), (hidden, 0))) for name in MASKS if name in feeds}
-        for slot, axis in axes.items():
-            pads = [(hidden * (at == axis), 0) for at in range(len(slot.shape))]
-            filled[slot.before] = np.pad(feeds[slot.before], pads)
-        outputs = dict(step({**feeds, **filled}))
-        for slot, axis in axes.items():
-            outputs[slot.after] = outputs[slot.after][(slice(None),) * axis + (slice(hidden, None),)]
-        return outputs
-
-    return call
-
-
-MASKS: Final = ("attention_mask", "token_type_ids")
-"""Inputs with a column for each row of the cache and each new token; the first one is 0 for what is hidden."""
-
-NEW: Final = ("input_ids", "inputs_embeds")
-"""Inputs with a row for each new token; a part has one of them."""
-
-ROWS: Final = 64
 
 
 class BoundStates(PartCalls):

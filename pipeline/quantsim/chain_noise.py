@@ -19,7 +19,7 @@ from passes.errors import StepFailed
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.errors import CheckFailed
-from pipeline.parts.sessions import Step
+from pipeline.parts.slots import Step
 from pipeline.quantsim.chains import LENGTH, ChainResult, PartsChain
 from pipeline.quantsim.noise import describe_ratio, sqnr_db
 from pipeline.quantsim.report import LAYER_TITLES, QuantSimReport, layer_cells, layer_lines

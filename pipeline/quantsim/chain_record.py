@@ -20,7 +20,7 @@ import numpy as np
 from passes.suggest import plural
 from pipeline.config import QuantSimConfig
 from pipeline.errors import UsageError
-from pipeline.parts.sessions import PAST_PREFIX, Step
+from pipeline.parts.slots import PAST_PREFIX, Step
 from pipeline.quantsim.chains import LENGTH, ChainResult, PartsChain
 from pipeline.quantsim.samples import KEY, Feeds, Samples
 

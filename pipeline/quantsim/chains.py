@@ -29,7 +29,8 @@ from pipeline.parts.folder import MODEL_ALONE
 from pipeline.parts.generate import CONFIG, Reader, read_settings
 from pipeline.parts.image_text import PIXELS, ImageTextReader, ImageTokens
 from pipeline.parts.seq2seq import Seq2SeqReader
-from pipeline.parts.sessions import CarriedStates, Step, TextParts, TextReader
+from pipeline.parts.sessions import CarriedStates, TextParts, TextReader
+from pipeline.parts.slots import Step
 from pipeline.quantsim.samples import KEY, Feeds, Samples, without_nan
 from pipeline.verify.user_inputs import read_samples
 from pipeline.workspace import stamp

@@ -31,7 +31,7 @@ from pipeline.events import Event, Note, Observer, Progress, StageEnded, StageSt
 from pipeline.parts import PartsResult
 from pipeline.parts.folder import WEIGHTS
 from pipeline.parts.report import QUANTIZED, remove_quantized, save_chain
-from pipeline.parts.sessions import Step
+from pipeline.parts.slots import Step
 from pipeline.quantsim.chain_noise import TITLES, ChainJudge, ChainNoise, QuantizedChain, rate_chain
 from pipeline.quantsim.chain_record import ChainSamples, record
 from pipeline.quantsim.chains import PartsChain, open_chain

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from passes.weights.detached import DetachedModel
 from pipeline.errors import UsageError
-from pipeline.parts.sessions import PAST_PREFIX, PRESENT_PREFIX
+from pipeline.parts.slots import PAST_PREFIX, PRESENT_PREFIX
 from pipeline.quantsim.chains import PartsChain
 from pipeline.quantsim.encodings import Range
 from pipeline.quantsim.optimize import Chosen

@@ -12,17 +12,9 @@ import pytest
 from pipeline.config import RuntimeConfig
 from pipeline.errors import UsageError
 from pipeline.parts.generate import TextGenerator, continue_text, take_largest
-from pipeline.parts.sessions import (
-    ROWS,
-    CarriedStates,
-    PartCalls,
-    PlannedStates,
-    Step,
-    TextParts,
-    TextReader,
-    fill_up,
-    state_slots,
-)
+from pipeline.parts.hidden_rows import ROWS, fill_up
+from pipeline.parts.sessions import CarriedStates, PartCalls, PlannedStates, TextParts, TextReader
+from pipeline.parts.slots import Step, state_slots
 from pipeline.verify.backends import Feeds, OnnxFile, OnnxRuntime
 from tests.support.onnx_text import parse_renamed
 
@@ -88,7 +80,8 @@ def test_the_rate_leaves_out_what_a_plan_is_made_for(counter: Path) -> None:
 
 
 def test_a_cache_is_filled_up_to_a_few_lengths_whose_first_rows_are_hidden(counter: Path) -> None:
-    """A backend that compiles for each combination of sizes meets three in a text of 82 tokens."""
+    """A backend that compiles for each combination of sizes meets four in a text of 82 tokens, as the first call over a
+    cache is made without hidden rows too."""
     parts, met = TextParts.of(counter), set[tuple[int, ...]]()
 
     def open_step(path: Path) -> Step:
@@ -107,8 +100,30 @@ def test_a_cache_is_filled_up_to_a_few_lengths_whose_first_rows_are_hidden(count
     calls = CarriedStates(parts, lambda path: fill_up(open_step(path), parts.graphs["decoder"]))
     tokens = tuple(continue_text(TextReader(parts, calls), [1, 2, 3], ROWS + 15, take_largest))
     assert tokens == by_hand([1, 2, 3], ROWS + 15)
-    assert met == {(1, 0), (1, ROWS), (1, 2 * ROWS)}
+    assert met == {(1, 0), (1, len([1, 2, 3])), (1, ROWS), (1, 2 * ROWS)}
     assert calls.states["past_key_values.0.key"].tolist() == [[1, 2, 3, *tokens[:-1]]]
+
+
+@pytest.mark.parametrize("room", [ROWS, ROWS - 1])
+def test_a_model_that_counts_the_rows_of_its_cache_is_not_filled_up(counter: Path, room: int) -> None:
+    """Without room for the hidden rows its table of positions raises an error, as that of BART."""
+    parts = TextParts.of(counter)
+
+    def open_step(path: Path) -> Step:
+        run = OnnxRuntime(OnnxFile(path)).run
+
+        def step(feeds: Feeds) -> Mapping[str, np.ndarray]:
+            places, outputs = np.arange(room + 1), run(feeds)
+            place = places[feeds["past_key_values.0.key"].shape[1]]
+            return {**outputs, "logits": np.roll(outputs["logits"], place, -1)}
+
+        return step
+
+    graph = parts.graphs["decoder"]
+    makers = (open_step, lambda path: fill_up(open_step(path), graph))
+    readers = [TextReader(parts, CarriedStates(parts, maker)) for maker in makers]
+    plain, filled = (tuple(continue_text(reader, [1, 2, 3], 20, take_largest)) for reader in readers)
+    assert filled == plain != by_hand([1, 2, 3], 20)
 
 
 def test_a_token_that_ends_a_text_is_the_last(counter: Path) -> None:

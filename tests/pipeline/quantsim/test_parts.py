@@ -17,7 +17,7 @@ from passes.weights.detached import DetachedModel, open_model, read_model
 from passes.weights.sessions import Session
 from pipeline.config import QuantSimConfig, RunConfig, SuggestConfig
 from pipeline.errors import UsageError
-from pipeline.parts.sessions import Step
+from pipeline.parts.slots import Step
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.chain_noise import ChainJudge, ChainNoise, rate_chain
 from pipeline.quantsim.chain_record import ChainSamples, record
