@@ -47,8 +47,9 @@ def make_first_call(encoder: DetachedModel, decoder: DetachedModel) -> DetachedM
         decoder: that of the part `decoder`.
 
     Returns:
-        The model, on the weights of both; None where the cache depends on more than the hidden states and the sizes of
-        the source, or a pass made the two models so that they are not joined: of two opsets, say.
+        The model, on the weights of both; None where there is no cache of cross attention, or it depends on more than
+        the hidden states and the sizes of the source, or a pass made the two models so that they are not joined: of
+        two opsets, say.
     """
     try:
         return _join(encoder, decoder)
@@ -111,7 +112,9 @@ def _join(encoder: DetachedModel, decoder: DetachedModel) -> DetachedModel | Non
     _measure_hidden_states(proto.graph)
     if read_names(proto.graph.node).intersection(info.name for info in proto.graph.input if info.name != HIDDEN):
         return None
-    [hidden] = (copy_of(info) for info in proto.graph.input if info.name == HIDDEN)
+    hidden = next((copy_of(info) for info in proto.graph.input if info.name == HIDDEN), None)
+    if hidden is None:
+        return None
     del proto.graph.input[:]
     replace_all_uses_with(proto.graph.node, {HIDDEN: GIVEN})
     hidden.name = GIVEN
