@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from onnxscript import ir
+from onnxscript.function_libs.torch_lib.ops.nn import aten_avg_pool2d, aten_avg_pool3d
 from onnxscript.onnx_opset import opset18
 
 from pipeline.export.ordered_forms import ORDERED
@@ -80,6 +81,32 @@ def translate_copy(self: Any, src: Any, non_blocking: bool = False) -> Any:
     value = op.Identity(src) if src.dtype == self.dtype else op.CastLike(src, self)
     is_of_one_shape = list(src.shape) == list(self.shape)
     return value if is_of_one_shape else op.Expand(value, op.Shape(self))
+
+
+def _translate_average(own: Callable[..., Any], rank: int) -> Callable[..., Any]:
+    """`aten.avg_pool2d` or `aten.avg_pool3d`: `own`, torch's form of it, leaves `divisor_override` out."""
+
+    def translate(
+        self: Any,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Any:
+        padding = list(padding) * (rank if len(padding) == 1 else 1)
+        if divisor_override is None:
+            return own(self, kernel_size, stride, padding, ceil_mode, count_include_pad)
+        if ceil_mode:
+            raise NotImplementedError(
+                "an average by divisor_override with ceil_mode has no form in ONNX; pad the input"
+            )
+        count = math.prod(kernel_size) ** (rank if len(kernel_size) == 1 else 1)
+        factor = op.CastLike(op.Constant(value_float=count / divisor_override), self)
+        return op.Mul(own(self, kernel_size, stride, padding, False, True), factor)
+
+    return translate
 
 
 def _translate_extreme(reduce: Callable[..., Any]) -> Callable[..., Any]:
@@ -300,6 +327,8 @@ TRANSLATIONS: Final[Mapping[str, Callable[..., Any]]] = {
     **ORDERED,
     "aten.copy.default": translate_copy,
     "aten.conv3d.default": translate_conv3d,
+    "aten.avg_pool2d.default": _translate_average(aten_avg_pool2d, 2),
+    "aten.avg_pool3d.default": _translate_average(aten_avg_pool3d, 3),
     "aten.unfold_backward.default": translate_unfold_backward,
     "aten.index_copy.default": translate_index_copy,
     "onnxline.quantize.default": translate_quantize,

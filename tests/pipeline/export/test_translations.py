@@ -239,6 +239,17 @@ def test_what_is_copied_has_the_shape_and_dtype_of_where_it_is_copied_to(
     np.testing.assert_array_equal(run(exported(copied, x, y), x, y), copied(x, y))
 
 
+@pytest.mark.parametrize("pool", [torch.nn.functional.avg_pool2d, torch.nn.functional.avg_pool3d])
+@pytest.mark.parametrize("divisor", [None, 3])
+def test_averages_by_a_divisor(pool: Callable[..., Tensor], divisor: int | None) -> None:
+    def averaged(x: Tensor) -> Tensor:
+        padded = pool(x, 3, 2, 1, count_include_pad=False, divisor_override=divisor)
+        return torch.cat([padded.flatten(), pool(x, 2, divisor_override=divisor).flatten()])
+
+    x = torch.randn(1, 5, 6, 7) if pool is torch.nn.functional.avg_pool2d else torch.randn(1, 2, 5, 6, 7)
+    np.testing.assert_allclose(run(exported(averaged, x), x), averaged(x), atol=1e-6)
+
+
 def test_a_scalar_along_a_dim_is_a_vector_of_one_element() -> None:
     """Whatever the operator: reductions, pairs of results, and operators that keep the shape."""
 
