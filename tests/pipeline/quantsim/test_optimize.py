@@ -196,7 +196,7 @@ def test_distill_is_undone_as_a_whole_where_the_outputs_get_worse(tmp_path: Path
 )
 def test_distill_fails_where_no_gradient_goes_through(tmp_path: Path, nodes: str, reason: str) -> None:
     text = f"g (float[16, 32] x) => (float[16, 8] y) {{ a = MatMul(x, w) {nodes} }}"
-    weights = {"w": np.ones((32, 8), np.float32), "half": np.float32([0, 1] * 4)}
+    weights = {"w": np.ones((32, 8), np.float32), "half": np.array([0, 1] * 4, np.float32)}
     model = model_of(text, **weights)
     _, chosen, (row,) = run(tmp_path, "int4/channel", {"distill": {"iterations": 4}}, model=model)
     assert (row.status, dict(chosen.arrays)) == ("failed", {})
