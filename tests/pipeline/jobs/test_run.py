@@ -86,6 +86,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from pipeline.jobs import LocalProcesses, run_jobs
+from tests.pipeline.jobs.test_run import jobs_that_count
 jobs = jobs_that_count(Path(sys.argv[1], "calls"), *"abcdef", seconds=0.3)
 run_jobs(jobs, LocalProcesses(1), Path(sys.argv[1], "table.jsonl"), {}, lambda one: print(one.outcome.key, flush=True))
 """
