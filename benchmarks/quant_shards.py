@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import resource
 import shutil
 import tempfile
@@ -55,18 +56,28 @@ def main() -> None:
     chosen = parser.parse_args()
     folder = Path(tempfile.mkdtemp(dir=chosen.folder))
     try:
-        measure(folder, chosen.layers, with_data=chosen.data)
+        # Each in a process of its own: a child begins with the peak of the process that it comes from.
+        for work, arguments in ((store, ()), (measure, (chosen.data,))):
+            process = multiprocessing.get_context("spawn").Process(
+                target=work, args=(folder, chosen.layers, *arguments)
+            )
+            process.start()
+            process.join()
+            if process.exitcode:
+                raise SystemExit(process.exitcode)
     finally:
         shutil.rmtree(folder)
 
 
-def measure(folder: Path, layers: int, *, with_data: bool) -> None:
-    settings = {**SIZES, "num_hidden_layers": layers}
+def store(folder: Path, layers: int) -> None:
     torch.set_default_dtype(torch.bfloat16)
-    module: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
+    config = transformers.LlamaConfig(**SIZES, num_hidden_layers=layers)
+    module: Any = transformers.LlamaForCausalLM(config)
     module.save_pretrained(folder / "llama", max_shard_size="1GB")
-    del module
-    torch.set_default_dtype(torch.float32)
+
+
+def measure(folder: Path, layers: int, with_data: bool) -> None:
+    settings = {**SIZES, "num_hidden_layers": layers}
     stored = sum(file.stat().st_size for file in (folder / "llama").glob("*.safetensors"))
     section = {"class": "LlamaForCausalLM", "config": settings, "checkpoint": "llama"}
     data: dict[str, Any] = {
