@@ -128,12 +128,12 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_parts(self) -> RunConfig:
-        known = self.model.part_names
+    def _check_parts(self, info: ValidationInfo) -> RunConfig:
+        known, marks = self.model.part_names, info.context["document"].marks if info.context else Marks({})
         unknown = next((name for name in self.parts if name not in known), None)
         if unknown is not None:
             listing = f"expected one of {', '.join(known)}" if known else "expected model.task or model.parts with it"
-            raise ValueError(f"found the part {unknown!r}, {listing}")
+            raise ConfigError(f"{marks.place(('parts', unknown))}: parts: found the part {unknown!r}, {listing}")
         if self.model.parts is not None and self.export.weights == "referenced" and known:
             raise ValueError(
                 "found export.weights referenced with model.parts, expected copied, since parts are written over files "
@@ -144,7 +144,7 @@ class RunConfig(Section):
                 raise ValueError(
                     f"found export.weights in the part {name!r}, expected it under 'export', for all parts"
                 )
-            self.of_part(name)
+            self._part(name, marks)
         return self
 
     @model_validator(mode="wrap")
@@ -180,9 +180,14 @@ class RunConfig(Section):
         Raises:
             ConfigError: a key of `parts.NAME` is wrong.
         """
+        return self._part(name, self._origin.document.marks)
+
+    def _part(self, name: str, marks: Marks) -> RunConfig:
         whole = self.to_mapping()
         whole["model"]["part"], whole["name"] = name, f"{self.name}-{name}"[:100]
-        return _validate(RunConfig, Document(whole, Marks.none(f"parts.{name}")), f"parts.{name}")
+        title = f"parts.{name}"
+        places = {**marks.places, (): title}  # where no file has a key, the part says where a mistake is
+        return _validate(RunConfig, Document(whole, Marks(places)), title)
 
     def refuse_parts(self, what: str) -> None:
         """Refuse a configuration of several runs where `what` works on one.

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from passes.recipe import DEFAULT_RECIPE, TORCH_RECIPE
 from pipeline.config import RunConfig, json_schema, locate, split_factory
-from pipeline.errors import ConfigError, SourceError
+from pipeline.errors import ConfigError, SourceError, UsageError
 
 TWO = """\
 model:
@@ -127,6 +127,42 @@ def test_one_part_alone_refuses_its_unknown_keys(file: Path) -> None:
     with pytest.raises(ConfigError) as error:
         RunConfig.from_yaml(file, ["model.part=head"])
     assert str(error.value) == f"{file}:7: unknown key 'pases' in parts.head; did you mean 'passes'?"
+
+
+PLACES = {
+    "an unknown key": (
+        "parts: {head: {passes: {kep: []}}}",
+        "{file}:7: unknown key 'kep' in passes; did you mean 'keep'?",
+    ),
+    "a value": ("parts:\n  head:\n    passes: {skip: 3}", "{file}:9: passes.skip: found 3, expected a list"),
+    "no such part": ("parts:\n  tail: {}", "{file}:8: parts: found the part 'tail', expected one of encoder, head"),
+}
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_a_mistake_of_one_part_has_its_line(file: Path, kind: str) -> None:
+    text, said = PLACES[kind]
+    kept = "".join(line for line in TWO.splitlines(keepends=True) if not line.startswith(("parts", "export")))
+    file.write_text(f"{kept}# a line\n{text}\n")
+    with pytest.raises(ConfigError) as error:
+        RunConfig.from_yaml(file)
+    assert said.format(file=file) in str(error.value)
+
+
+def test_a_mistake_of_one_part_in_an_override_or_in_python_names_it(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--set parts.head.passes.skip=3: passes.skip: found 3, expected a list$"):
+        RunConfig.from_yaml(file, ["parts.head.passes.skip=3"])
+    with pytest.raises(ConfigError, match=r"^parts.head: passes.skip: found 3, expected a list$"):
+        RunConfig.from_mapping(
+            {"model": {"parts": {"head": {"onnx": "x"}}}, "parts": {"head": {"passes": {"skip": 3}}}}
+        )
+
+
+def test_a_name_that_only_a_part_has_is_said_with_its_line(file: Path) -> None:
+    part = RunConfig.from_yaml(file).of_part("head")
+    with pytest.raises(UsageError) as error, part.name_keys():
+        raise UsageError("skip: no pass named 'fuse_gelu'")
+    assert str(error.value) == f"{file}:7: passes.skip[0]: no pass named 'fuse_gelu'"
 
 
 # `--set key.path=value` over a loaded file.
