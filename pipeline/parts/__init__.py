@@ -7,6 +7,8 @@ own_chain.py   the proof of such parts together, by a function of the user's
 first_call.py  the decoder after an encoder as optimum-onnx makes its first call
 genai.py       `genai_config.json`, by which onnxruntime-genai loads the folder
 seq2seq.py     a text of a decoder after an encoder
+hidden_rows.py rows before a cache that masks hide, by which a plan serves many lengths of it
+token_blocks.py  the same by tokens after the last one, where there is no such mask
 generate.py    tokens by such a folder, on any backend
 chain.py       the proof that these tokens are those of torch's `generate`
 report.py      the report of all parts, as data and as a page

@@ -11,6 +11,7 @@ import onnx
 from passes.proof.numbers import compare
 from pipeline.errors import OnnxlineError
 from pipeline.parts.slots import Step, state_slots
+from pipeline.parts.token_blocks import TokenBlocks
 from pipeline.verify.backends import Feeds
 
 
@@ -19,15 +20,20 @@ def fill_up(step: Step, graph: onnx.GraphProto) -> Step:
     backend that compiles the graph for each combination of sizes does so once for `ROWS` tokens, and not for each.
 
     A model that is given no positions may count them by the rows of its cache, as BART does: the first call over a
-    cache is made without those zeros too, and all calls are, where the results differ.
+    cache is made without those zeros too. Where the results differ, or there is no mask over the cache, `TokenBlocks`
+    fill up the tokens after the last one.
 
     Args:
-        graph: of the part; one without states, or without a mask over what it has read, is called as it is.
+        graph: of the part; one without states is called as it is.
     """
     slots, inputs = state_slots(graph), {value.name for value in graph.input}
     axes = {slot: slot.shape.index(0) for slot in slots if slot.grows and 0 in slot.shape}
-    if not slots or MASKS[0] not in inputs:
+    if not slots:
         return step
+    new, has_mask = next(name for name in NEW if name in inputs), MASKS[0] in inputs
+    blocks = TokenBlocks(step, graph, new, MASKS[0] if has_mask else None)
+    if not has_mask:
+        return blocks
     counts_rows = None if axes and POSITIONS not in inputs else False
 
     def call_filled(feeds: Feeds, hidden: int) -> Mapping[str, np.ndarray]:
@@ -51,7 +57,9 @@ def fill_up(step: Step, graph: onnx.GraphProto) -> Step:
         nonlocal counts_rows
         tokens = next(feeds[name].shape[1] for name in NEW if name in feeds)
         hidden = (tokens - feeds[MASKS[0]].shape[1]) % ROWS
-        if counts_rows or not hidden:
+        if counts_rows:
+            return blocks(feeds)
+        if not hidden:
             return step(feeds)
         if counts_rows is None:
             exact = {name: array.copy() for name, array in step(feeds).items()}  # a plan may use the memory again

@@ -1,0 +1,97 @@
+"""Tokens after the last one that no token sees, so that a backend compiles a decoder for few lengths of its cache.
+
+A decoder after an encoder has no mask over its own cache, and may count positions by the rows of the cache, so rows
+cannot be hidden before the first one. A token sees no later token, though: the tokens since the last block are read
+again in each call, filled up to a whole block, over a cache of whole blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import onnx
+
+from passes.proof.numbers import compare
+from pipeline.errors import OnnxlineError
+from pipeline.parts.slots import Step, state_slots
+from pipeline.verify.backends import Feeds
+
+
+class TokenBlocks:
+    """A `Step` that calls `step` with a multiple of `TOKENS` tokens.
+
+    The first call is made without the additional tokens too. Where results differ, or the logits are those of the last
+    token alone, each further call is made as it is given. So is a call whose additional tokens have no position.
+
+    Args:
+        step: a call of the part, for sizes of which each is compiled.
+        graph: of the part. One with a state that has no row for each token is called as it is.
+        new: the input with a row for each new token.
+        mask: the input with a column for each row of the cache and each new token, where the part has one.
+    """
+
+    def __init__(self, step: Step, graph: onnx.GraphProto, new: str, mask: str | None = None) -> None:
+        self._step, self._new, self._mask = step, new, mask
+        computed = {value.name for value in graph.output}
+        slots = [slot for slot in state_slots(graph) if slot.after in computed]
+        self._axes = {slot: slot.shape.index(0) for slot in slots if slot.grows and 0 in slot.shape}
+        self._hides_later: bool | None = None if slots and len(self._axes) == len(slots) else False
+        self._returned: dict[str, np.ndarray] = {}
+        self._start: dict[str, np.ndarray] = {}
+        """The states before the first of `_tokens`, by the names of inputs."""
+        self._tokens = np.zeros(0)
+
+    def __call__(self, feeds: Feeds) -> Mapping[str, np.ndarray]:
+        if self._hides_later is False:
+            return self._step(feeds)
+        states = {slot.before: feeds[slot.before] for slot in self._axes}
+        count, tokens = feeds[self._new].shape[1], feeds[self._new]
+        if self._returned and all(self._returned[name] is array for name, array in states.items()):
+            states, tokens = self._start, np.concatenate([self._tokens, tokens], axis=1)
+        whole = {**feeds, **states, self._new: tokens}
+        if self._hides_later is None:
+            exact = {name: array.copy() for name, array in self._step(whole).items()}  # a plan uses the memory again
+            filled = self._call_filled(whole)
+            self._hides_later = filled is not None and all(
+                filled[name].shape == array.shape and compare(array, filled[name]).ok for name, array in exact.items()
+            )
+            outputs = exact
+        else:
+            outputs = self._call_filled(whole) or self._step(whole)
+        self._go_on(states, tokens, outputs)
+        return {**outputs, LOGITS: outputs[LOGITS][:, -count:]}
+
+    def _call_filled(self, feeds: Feeds) -> dict[str, np.ndarray] | None:
+        """The outputs of a call with further tokens, without the rows of these; None where it is not possible."""
+        count = feeds[self._new].shape[1]
+        more = -count % TOKENS
+        pads = [(0, 0), (0, more), *[(0, 0)] * (feeds[self._new].ndim - 2)]
+        filled = {**feeds, self._new: np.pad(feeds[self._new], pads, constant_values=1)}
+        if self._mask is not None:
+            filled[self._mask] = np.pad(feeds[self._mask], ((0, 0), (0, more)), constant_values=1)
+        try:
+            outputs = dict(self._step(filled))
+        except (OnnxlineError, IndexError, RuntimeError):  # a place that its table of positions does not have
+            return None
+        outputs[LOGITS] = outputs[LOGITS][:, :count]
+        for slot, axis in self._axes.items():
+            rows = outputs[slot.after].shape[axis] - more
+            outputs[slot.after] = outputs[slot.after][(slice(None),) * axis + (slice(rows),)]
+        return outputs
+
+    def _go_on(self, states: Feeds, tokens: np.ndarray, outputs: Mapping[str, np.ndarray]) -> None:
+        """Note what the next call continues: states up to the last whole block, and the tokens after it."""
+        done = tokens.shape[1] // TOKENS * TOKENS
+        self._returned = {slot.before: outputs[slot.after] for slot in self._axes}
+        self._start, self._tokens = dict(states), tokens[:, done:]
+        for slot, axis in self._axes.items() if done else ():
+            rows = slice(states[slot.before].shape[axis] + done)
+            self._start[slot.before] = outputs[slot.after][(slice(None),) * axis + (rows,)].copy()
+
+
+LOGITS: Final = "logits"
+
+TOKENS: Final = 16
+"""Of a block: reading 16 tokens takes about as long as a sixteenth of what it takes to compile a small decoder."""
