@@ -1,9 +1,9 @@
-"""Find GELU, GEGLU and SwiGLU: as one op each, or as several. A GELU is known by its numbers, whatever makes it."""
+"""Find GELU, GEGLU and SwiGLU: as one op each, or as several. A curve is known by its elements, whatever makes it."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -11,6 +11,7 @@ from onnx import NodeProto
 
 from passes.graph.op_facts import ARRANGING, op_of
 from passes.structures.candidates import PROJECTION_OPS, Candidate, find_fused
+from passes.structures.samples import FUNCTIONS, Sample, candidates_before, gelu, quick_gelu
 from passes.structures.view import GraphView
 from passes.weights.stand_ins import Array
 
@@ -21,127 +22,137 @@ GELU_OPS: Final = (
 
 
 def find_gelus(view: GraphView) -> Iterator[Candidate]:
-    """Each GELU, as one operator or written with Erf, Tanh or Sigmoid."""
+    """Each GELU, as one operator or written with Erf, Tanh, Sigmoid or Exp."""
     yield from find_fused(view, GELU_OPS)
-    for op in ("Erf", "Tanh", "Sigmoid"):
+    for op in ROOTS:
         for node in view.by_op.get(op, ()):
             yield from _spelled_out(view, node)
 
 
 def _spelled_out(view: GraphView, curve: NodeProto) -> Iterator[Candidate]:
     """The first value after `curve` that is a GELU of a value before it, in any order of its operators."""
-    before = [curve.input[0], *(name for node in view.upstream(curve.input[0], POINTWISE) for name in node.input)]
-    sources = [name for name in dict.fromkeys(map(view.source, before)) if name not in view.folded][:MOST_VALUES]
-    for last, _ in list(view.downstream(curve.output[0], POINTWISE))[:MOST_VALUES]:
-        for x in sources if last.op_type in FACTORS else ():
-            values: dict[str, Array | None] = {}
-            computed = _values_at(view, last.output[0], {x: GRID}, values)
-            if computed is None or not any(np.allclose(computed, gelu, rtol=NEARLY, atol=NEARLY) for gelu in GELUS):
-                continue
-            after = [node for node, _ in view.downstream(curve.output[0], POINTWISE) if node.output[0] in values]
-            nodes = (curve, *(node for node in after if node is not last), last)
-            yield Candidate(last, nodes, (x, curve.output[0], last.output[0]))
-            return
+    sources = list(islice(candidates_before(view, curve.input[0], POINTWISE), MOST_VALUES))
+    for last in _ends(view, curve):
+        for x in sources:
+            sample = Sample(view, {x: GRID})
+            elements = sample.of(last.output[0])
+            if elements is not None and any(_is_near(elements, form(GRID)) for form in (gelu, quick_gelu)):
+                nodes = _nodes_after(view, curve, last, sample)
+                yield Candidate(last, nodes, (x, curve.output[0], last.output[0]))
+                return
 
 
-def _values_at(view: GraphView, name: str, known: Mapping[str, Array], values: dict[str, Array | None]) -> Array | None:
-    """The elements of `name`, computed from the values in `known`; None if `name` depends on any other value.
-
-    Args:
-        view: the index of the graph.
-        name: the value to compute.
-        known: value → its elements.
-        values: filled in with the elements of all values on the way.
-    """
-    name = view.source(name)
-    if name in known:
-        return known[name]
-    if name not in values:
-        values[name] = None  # until it is computed
-        number = view.scalar(name)
-        node = view.producers.get(name)
-        if number is not None:
-            values[name] = np.full_like(GRID, number)
-        elif (
-            node is not None and op_of(node) in FUNCTIONS and name not in view.folded and len(values) < 3 * MOST_VALUES
-        ):
-            inputs = [_values_at(view, read, known, values) for read in node.input]
-            if all(read is not None for read in inputs):
-                with np.errstate(all="ignore"):
-                    values[name] = FUNCTIONS[node.op_type](*inputs)
-    return values[name]
+def _ends(view: GraphView, curve: NodeProto) -> list[NodeProto]:
+    """The nodes after `curve` that may end what it belongs to, nearest first."""
+    reached = islice(view.downstream(curve.output[0], POINTWISE), MOST_VALUES)
+    return [node for node, _ in reached if node.op_type in FACTORS]
 
 
-def _erf(x: Array) -> Array:
-    return np.asarray([math.erf(number) for number in x])
+def _nodes_after(view: GraphView, curve: NodeProto, last: NodeProto, sample: Sample) -> tuple[NodeProto, ...]:
+    """`curve` and the nodes after it from which `sample` computes the output of `last`, with `last` at the end."""
+    after = {node.output[0] for node, _ in view.downstream(curve.output[0], POINTWISE)}
+    return (curve, *(node for node in sample.nodes_of(last.output[0]) if node.output[0] in after))
 
 
-def _sigmoid(x: Array) -> Array:
-    return 1 / (1 + np.exp(-x))
+def _is_near(elements: Array, wanted: Array) -> bool:
+    return elements.shape == wanted.shape and np.allclose(elements, wanted, rtol=NEARLY, atol=NEARLY)
 
 
-FUNCTIONS: Final[Mapping[str, Callable[..., Array]]] = {
-    **{"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Pow": np.power, "Neg": np.negative},
-    **{"Tanh": np.tanh, "Erf": _erf, "Sigmoid": _sigmoid},
-}
+ROOTS: Final = ("Erf", "Tanh", "Sigmoid", "Exp")
 
 POINTWISE: Final = frozenset(FUNCTIONS) | {"Identity", "Cast", "Dropout", "QuantizeLinear", "DequantizeLinear"}
 
 FACTORS: Final = frozenset({"Mul", "Div", "Add", "Sub"})
-"""The ops that a GELU may end with."""
+"""The ops that a GELU, or the product with a gate, may end with."""
 
 GRID: Final = np.linspace(-4.0, 4.0, 33)
 
-GELUS: Final = tuple(GRID * weight for weight in ((1 + _erf(GRID / math.sqrt(2))) / 2, _sigmoid(1.702 * GRID)))
-"""By Erf and by Sigmoid; the form with Tanh differs from the first by less than 5e-4."""
-
 NEARLY: Final = 2e-3
-"""Constants may have been rounded to bfloat16. A SiLU is more than 0.1 off."""
+"""Constants may have been rounded to bfloat16, and the GELU with Tanh differs by less than 5e-4. A SiLU differs by more
+than 0.1."""
 
 MOST_VALUES: Final = 12
-"""The most values before a curve, and after it, between which a GELU is looked for."""
+"""The most values before a curve, and after it, between which a GELU or a gate is looked for."""
 
 
 def find_swiglus(view: GraphView) -> Iterator[Candidate]:
-    """silu(gate)·up, with bounds on both and a factor in the sigmoid too, as in gpt-oss."""
-    for curve in view.by_op.get("Sigmoid", ()):
-        scaled = view.find_producer(curve.input[0], "Mul")
-        reads = [] if scaled is None else [name for name in scaled.input if view.scalar(name) is None]
-        inside = {view.source(name) for name in (curve.input[0], *(reads if len(reads) == 1 else ()))}
-        for silu in view.find_consumers(curve.output[0], "Mul"):
-            gate = view.source(view.other_operand(silu, curve.output[0]))
-            if gate in inside:
-                yield from _find_gated(view, gate, (curve, silu))
-    for op in ("Swish", "com.microsoft.QuickGelu"):
-        for silu in view.by_op.get(op, ()):
-            yield from _find_gated(view, view.source(silu.input[0]), (silu,))
+    """silu(gate)·up, with bounds on both, a sum in `up` and a factor in the sigmoid too, as in gpt-oss."""
+    yield from _find_gates(view, ("Sigmoid", "Exp", "Swish", "com.microsoft.QuickGelu"), _is_silu)
 
 
 def find_geglus(view: GraphView) -> Iterator[Candidate]:
     """Each product of a GELU with another projection of the same value."""
-    for gelu in find_gelus(view):
-        yield from _find_gated(view, view.source(gelu.pins[0]), gelu.nodes)
+    yield from _find_gates(view, (*ROOTS, *GELU_OPS), lambda elements: _is_near(elements, gelu(GRID)))
 
 
-def _find_gated(view: GraphView, x: str, curve: tuple[NodeProto, ...]) -> Iterator[Candidate]:
-    """The products of the value of `curve`, which is made from `x`, with another part or product of the same input."""
-    gate, value = _product_before(view, x), curve[-1].output[0]
-    for product in view.find_consumers(value, "Mul"):
-        other = view.source(view.other_operand(product, value))
-        up = _product_before(view, other)
-        if gate is None or up is None or other == x or view.source(gate.input[0]) != view.source(up.input[0]):
-            continue
-        products = (gate,) if gate.output[0] == up.output[0] else (gate, up)
-        pins = (*(node.output[0] for node in products), curve[0].output[0], product.output[0])
-        yield Candidate(product, (*products, *curve, product), pins, allow_gaps=True)
+def _is_silu(elements: Array) -> bool:
+    """Whether the elements are x·σ(β·x) for the elements x of `GRID` and some number β."""
+    x, share = GRID[GRID != 0], elements[GRID != 0] / GRID[GRID != 0]
+    with np.errstate(all="ignore"):
+        slopes = np.log(share / (1 - share)) / x
+    return bool(slopes.min() > 0.5) and np.allclose(slopes, slopes.mean(), rtol=NEARLY)
+
+
+def _find_gates(view: GraphView, roots: Iterable[str], is_curve: Callable[[Array], bool]) -> Iterator[Candidate]:
+    """Each product of a curve of one product with another product, or part of a product, of the same data."""
+    for curve in (node for root in roots for node in view.by_op.get(root, ())):
+        found = next(_gates_at(view, curve, is_curve), None)
+        if found is not None:
+            yield found
+
+
+def _gates_at(view: GraphView, curve: NodeProto, is_curve: Callable[[Array], bool]) -> Iterator[Candidate]:
+    sources = list(islice(candidates_before(view, curve.input[0], POINTWISE), MOST_VALUES))
+    for last in _ends(view, curve):
+        for x in sources:
+            unknown = Sample(view, {x: GRID})
+            if unknown.of(last.output[0]) is not None or len(unknown.missing) != 1:
+                continue
+            (other,) = unknown.missing
+            sample = Sample(view, {x: GRID[:, None], other: np.array(FACTORS_OF_GATE)})
+            elements = sample.of(last.output[0])
+            gate, up = _product_before(view, x), _product_before(view, other)
+            if elements is None or gate is None or up is None or not is_curve(_curve_of(elements)):
+                continue
+            if view.source(gate.input[0]) == view.source(up.input[0]):
+                products = (gate,) if gate.output[0] == up.output[0] else (gate, up)
+                pins = (*(node.output[0] for node in products), curve.output[0], last.output[0])
+                yield Candidate(last, (*products, *_nodes_after(view, curve, last, sample)), pins, allow_gaps=True)
+
+
+def _curve_of(elements: Array) -> Array:
+    """The curve f in f(gate)·(a·up + b), where `elements` has a row for each gate of `GRID` and a column for each up.
+
+    Of SiLU and GELU, f(x)/x and f(-x)/-x add up to 1, which determines a. NaN where the elements have another form.
+    """
+    low, middle, high = FACTORS_OF_GATE
+    nothing = np.full_like(GRID, np.nan)
+    if elements.shape != (len(GRID), 3):
+        return nothing
+    slopes = (elements[:, 2] - elements[:, 0]) / (high - low)
+    ends = elements[:, 0] - slopes * low
+    factor = slopes[-1] / GRID[-1] + slopes[0] / GRID[0]
+    is_line = np.allclose(elements[:, 1], ends + slopes * middle, rtol=NEARLY, atol=NEARLY)
+    is_sum = np.allclose(ends * slopes[-1], slopes * ends[-1], rtol=NEARLY, atol=NEARLY)
+    if not factor or not is_line or not is_sum:
+        return nothing
+    return slopes / factor
+
+
+FACTORS_OF_GATE: Final = (-1.5, 0.5, 2.0)
+"""Samples of the value that a gate multiplies."""
 
 
 def _product_before(view: GraphView, name: str) -> NodeProto | None:
-    """The product with a constant matrix that computes `name`, up to a bias and the selection of a part."""
-    for node in view.upstream(name, BETWEEN):
-        if op_of(node) in PROJECTION_OPS:
+    """The product with a constant matrix that computes `name`, up to a bias, a factor and the selection of a part."""
+    for node in view.upstream(name, BETWEEN | {"Mul", "Div"}, until=lambda node: _multiplies_data(view, node)):
+        if op_of(node) in PROJECTION_OPS or node.op_type == "Einsum":
             return node if node.input[1] in view.folded and node.input[0] not in view.folded else None
     return None
+
+
+def _multiplies_data(view: GraphView, node: NodeProto) -> bool:
+    return node.op_type in ("Mul", "Div") and view.folded.isdisjoint(node.input)
 
 
 BETWEEN: Final = (ARRANGING - {"Flatten"}) | {

@@ -53,6 +53,9 @@ FORMS = {
     "tanh as a sigmoid of twice the slope": """
         c0 = Pow (x, three) c = Mul (cubic, c0) s = Add (x, c) u = Mul (slope_twice, s) g = Sigmoid (u) y = Mul (x, g)
     """,
+    "quick, by an exponential": """
+        k = Constant <value_float = -1.702> () s0 = Mul (k, x) s1 = Exp (s0) s = Add (one, s1) y = Div (x, s)
+    """,
     "quick": "k = Constant <value_float = 1.702> () s0 = Mul (k, x) s = Sigmoid (s0) y = Mul (x, s)",
 }
 
@@ -62,6 +65,7 @@ OTHERS = {
         scale = Constant <value_float = 0.1> () root = Constant <value_float = 1.4142135> ()
         q = QuantizeLinear (x, scale) c = Cast <to = 1> (q) d = Div (c, root) e = Erf (d) y = Mul (e, x)
     """,
+    "silu by an exponential": "m = Neg (x) e = Exp (m) s = Add (e, one) y = Div (x, s)",
     "a sharper sigmoid": "k = Constant <value_float = 3.0> () s0 = Mul (k, x) s = Sigmoid (s0) y = Mul (x, s)",
     "gated by another value": "d = Div (z, root) e = Erf (d) p = Add (e, one) h = Mul (half, p) y = Mul (x, h)",
     "erf of something else": "e = Erf (x) p = Add (e, one) y = Mul (x, p)",
@@ -118,9 +122,28 @@ SWIGLUS = {
         m = MatMul (x, both) g0, u = Split <axis = -1, num_outputs = 2> (m)
         s = Sigmoid (g0) a = Mul (g0, s) y = Mul (a, u)
     """,
+    "by an exponential": """
+        one = Constant <value_float = 1.0> ()
+        g0 = MatMul (x, w) n = Neg (g0) e = Exp (n) s = Add (e, one) a = Div (g0, s) u = MatMul (x, v) y = Mul (a, u)
+    """,
+    "the value first": "g0 = MatMul (x, w) s = Sigmoid (g0) u = MatMul (x, v) a = Mul (u, g0) y = Mul (a, s)",
+    "with a factor, as Falcon-H1 has it": """
+        k = Constant <value_float = 0.3> ()
+        g1 = MatMul (x, w) g0 = Mul (g1, k) s = Sigmoid (g0) a = Mul (g0, s) u = MatMul (x, v) y = Mul (a, u)
+    """,
+    "by Einsum, as experts have it": """
+        g0 = Einsum <equation = "btd,df->btf"> (x, w) s = Sigmoid (g0) a = Mul (g0, s)
+        u = Einsum <equation = "btd,df->btf"> (x, v) y = Mul (a, u)
+    """,
 }
 NO_SWIGLUS = {
     "a gated linear unit": "g0 = MatMul (x, w) s = Sigmoid (g0) u = MatMul (x, v) y = Mul (s, u)",
+    "the squared value": """
+        g0 = MatMul (x, w) s = Sigmoid (g0) a = Mul (g0, s) u = MatMul (x, v) uu = Mul (u, u) y = Mul (a, uu)
+    """,
+    "the gate squared": """
+        g0 = MatMul (x, w) s = Sigmoid (g0) a = Mul (g0, s) ga = Mul (g0, a) u = MatMul (x, v) y = Mul (ga, u)
+    """,
     "silu alone": "g0 = MatMul (x, w) s = Sigmoid (g0) a = Mul (g0, s) y = Mul (a, b)",
     "squeezed and excited": """
         m = MatMul (x, w) s = Sigmoid (m) a = Mul (m, s) p = ReduceMean (a) e = Sigmoid (p) y = Mul (a, e)

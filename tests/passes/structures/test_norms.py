@@ -58,6 +58,36 @@ LAYER_NORMS = {
         m = ReduceMean (x3, last) d = Sub (x3, m) q = Pow (d, two) v = ReduceMean (q, last) e = Add (v, eps)
         s = Sqrt (e) r = Div (one, s) n = Mul (d, r) nw = Mul (n, w) y = Add (b, nw)
     """,
+    "scale and bias folded into the data, as TensorFlow writes it": NUMBERS
+    + """
+        m = ReduceMean (x, last) d = Sub (x, m) q = Mul (d, d) v = ReduceMean (q, last) e = Add (v, eps) s = Sqrt (e)
+        r = Reciprocal (s) a = Mul (r, w) xa = Mul (x, a) ma = Mul (m, a) c = Sub (b, ma) y = Add (xa, c)
+    """,
+    "divided by the length of the distance from the mean": NUMBERS
+    + """
+        root = Constant <value_float = 2.828427> ()
+        m = ReduceMean (x, last) d = Sub (x, m) l = ReduceL2 (d, last) s0 = Div (l, root) s = Add (s0, eps)
+        n = Div (d, s) nw = Mul (n, w) y = Add (nw, b)
+    """,
+    "a unit vector times √8, of a mean that is added": NUMBERS
+    + """
+        root = Constant <value_float = 2.828427> ()
+        m0 = ReduceMean (x, last) m = Neg (m0) d = Add (x, m) l = ReduceL2 (d, last) s = Clip (l, eps) u = Div (d, s)
+        n = Mul (u, root) nw = Mul (n, w) y = Add (nw, b)
+    """,
+    "sums over the size that the graph computes": NUMBERS
+    + """
+        at = Constant <value_int = 2> () sizes = Shape (x) size = Gather (sizes, at) f = Cast <to = 1> (size)
+        t = ReduceSum (x, last) m = Div (t, f) d = Sub (x, m) q = Pow (d, two) v0 = ReduceSum (q, last) v = Div (v0, f)
+        half = Constant <value_float = 0.5> () e = Add (v, eps) s = Pow (e, half) n = Div (d, s) nw = Mul (n, w)
+        y = Add (nw, b)
+    """,
+    "over an axis in the middle": NUMBERS
+    + """
+        middle = Constant <value_ints = [-2]> ()
+        m = ReduceMean (x, middle) d = Sub (x, m) q = Pow (d, two) v = ReduceMean (q, middle) e = Add (v, eps)
+        s = Sqrt (e) n = Div (d, s) nw = Mul (n, w) y = Add (nw, b)
+    """,
 }
 
 RMS_NORMS = {
@@ -89,6 +119,16 @@ RMS_NORMS = {
         root = Constant <value_float = 0.35355338> ()
         l = ReduceL2 (x, last) s0 = Mul (root, l) s = Add (s0, eps) n = Div (x, s) y = Mul (n, w)
     """,
+    "a unit vector, the scale times √8": NUMBERS
+    + """
+        root = Constant <value_float = 2.828427> ()
+        l = ReduceL2 (x, last) s = Clip (l, eps) u = Div (x, s) w8 = Mul (w, root) y = Mul (u, w8)
+    """,
+    "the scale within the root": NUMBERS
+    + """
+        q = Mul (x, x) v = ReduceMean (q, last) e = Add (v, eps) s = Sqrt (e) r = Reciprocal (s) rw = Mul (r, w)
+        y = Mul (x, rw)
+    """,
     "without a scale": NUMBERS
     + "q = Pow (x, two) v = ReduceMean (q, last) e = Add (v, eps) s = Sqrt (e) y = Div (x, s)",
     "onnxruntime's op": "y = SimplifiedLayerNormalization <axis = -1, epsilon = 1e-6> (x, w)",
@@ -107,6 +147,17 @@ NEITHER = {
     + """
         z = Relu (x) m = ReduceMean (z, last) xx = Mul (x, x) q = ReduceMean (xx, last) mm = Mul (m, m)
         v = Sub (q, mm) e = Add (v, eps) s = Sqrt (e) d = Sub (x, m) y = Div (d, s)
+    """,
+    "a division by the variance": NUMBERS
+    + """
+        m = ReduceMean (x, last) d = Sub (x, m) q = Pow (d, two) v = ReduceMean (q, last) e = Add (v, eps)
+        s = Sqrt (e) ss = Mul (s, s) y = Div (d, ss)
+    """,
+    "the root of a mean of lengths of another axis": NUMBERS
+    + """
+        middle = Constant <value_ints = [1]> ()
+        m = ReduceMean (x, middle) d = Sub (x, m) q = Pow (d, two) v = ReduceMean (q, last) e = Add (v, eps)
+        s = Sqrt (e) y = Div (x, s)
     """,
     "an exponential of the variance": NUMBERS
     + """
@@ -240,6 +291,17 @@ def test_group_norm(form: str) -> None:
     assert found("layernorm", grouped(GROUP_NORMS[form])) == ()
     assert lost("groupnorm", instances, grouped(GROUP_NORMS[form])) == {}
     assert len(lost("groupnorm", instances, grouped("y = Relu (x)"))) == 1
+
+
+def test_a_group_norm_with_its_scale_among_the_groups() -> None:
+    body = f"""{SHAPES}
+        split = Constant <value_ints = [2, 4, 2, 16]> () axes = Constant <value_ints = [2, 3]> ()
+        by_group = Constant <value_ints = [4, 2, 1]> () w4 = Reshape (w, by_group) b4 = Reshape (b, by_group)
+        g = Reshape (x, split) m = ReduceMean (g, axes) d = Sub (g, m) q = Mul (d, d)
+        v = ReduceMean (q, axes) e = Add (v, eps) root = Sqrt (e) n = Div (d, root) nw = Mul (n, w4) nb = Add (nw, b4)
+        y = Reshape (nb, back)"""
+    assert names(found("groupnorm", grouped(body))) == ["nb"]
+    assert found("layernorm", grouped(body)) == ()
 
 
 def test_a_layer_norm_of_windows_is_none() -> None:
