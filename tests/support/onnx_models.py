@@ -13,7 +13,7 @@ from passes.weights.detached import DetachedModel, detach
 IR_VERSIONS = {6: 4, 9: 4, 20: 9, 21: 10}
 
 
-def model_of(text: str, opset: int = 20, **weights: np.ndarray | np.generic) -> onnx.ModelProto:
+def model_of(text: str, opset: int = 20, /, **weights: np.ndarray | np.generic) -> onnx.ModelProto:
     """A model from a graph in ONNX text; keyword arguments are its initializers."""
     model = onnx.parser.parse_model(f'<ir_version: {IR_VERSIONS[opset]}, opset_import: ["": {opset}]>\n{text}')
     model.graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items())

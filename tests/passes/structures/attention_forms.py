@@ -18,7 +18,7 @@ CORE = f"{TURNED} s = MatMul (q, kt) {MIXED}"
 X = "float[2, 8, 32] x"
 
 
-def form(nodes: str, inputs: str = X, output: str = "float[2, 8, 32]", **weights: np.ndarray) -> onnx.ModelProto:
+def form(nodes: str, inputs: str = X, output: str = "float[2, 8, 32]", /, **weights: np.ndarray) -> onnx.ModelProto:
     return model_of(f"g ({inputs}) => ({output} y) {{ {nodes} }}", **(weights or QKV))
 
 
@@ -102,7 +102,8 @@ WITH_TRIPLE = {
         v = Einsum <equation = "btd,dnh->btnh"> (x, wv)
         s = Einsum <equation = "bqnh,bknh->bnqk"> (q, k)
         {SOFTMAX} y = Einsum <equation = "bnqk,bknh->bqnh"> (p, v)""",
-        output="float[2, 8, 4, 8]",
+        X,
+        "float[2, 8, 4, 8]",
         **{name: array.reshape(32, 4, 8) for name, array in QKV.items()},
     ),
     "weight first": form(
@@ -185,7 +186,8 @@ WITHOUT_TRIPLE = {
         q = MatMul (x, wq) down = MatMul (x, wdown) latent, rotary = Split <axis = -1> (down, two)
         normed = LayerNormalization <axis = -1> (latent, gamma) up = MatMul (normed, wup)
         k0, v = Split <axis = -1> (up, three) k = Concat <axis = -1> (k0, rotary) {CORE}""",
-        output="float[2, 8, 16]",
+        X,
+        "float[2, 8, 16]",
         **{"wq": matrix(32, 16, 0), "wdown": matrix(32, 24, 1), "wup": matrix(16, 24, 2)},
         gamma=np.ones(16, np.float32),
     ),

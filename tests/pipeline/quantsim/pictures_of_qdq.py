@@ -11,7 +11,7 @@ from pipeline.config.quantsim import FLOAT, parse_precision
 from pipeline.quantsim.placement import Placement, PlacementRule
 
 
-def model_of(text: str, opset: int = 21, **constants: np.ndarray) -> DetachedModel:
+def model_of(text: str, opset: int = 21, /, **constants: np.ndarray) -> DetachedModel:
     """The model of a graph in ONNX's text form, with constants beside it."""
     model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]>\n{text}')
     model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())

@@ -121,7 +121,7 @@ def test_an_operator_computes_what_onnxruntime_does(text: str) -> None:
 def test_swish_is_that_of_its_definition() -> None:
     """onnxruntime has no kernel for it."""
     text = "g (float[5] x) => (float[5] y) { y = Swish <alpha = 2.0> (x) }"
-    model = model_of(text, opset=24)
+    model = model_of(text, 24)
     x = torch.linspace(-2, 2, 5)
     nodes = TorchNodes(model.proto.graph.node, model.proto.opset_import, ["y"], {})
     torch.testing.assert_close(nodes.compute({"x": x})["y"], x / (1 + torch.exp(-2 * x)))

@@ -392,6 +392,12 @@ def test_a_write_that_functionalization_would_lose_is_refused(view: str) -> None
     assert all(torch.equal(output, other) for output, other in zip(actual, expected, strict=True))
 
 
+def test_a_write_to_an_element_shown_any_number_of_times_is_refused() -> None:
+    model = Writes({"expand": lambda b: b[:1, :1].expand(b.shape[0], 6)}, WRITES["fill_"], "")
+    with pytest.raises(ConversionError, match=r"a view that shows one element in several places"):
+        extract_ir(model, (X,), strict=False, dynamic_shapes=({0: torch.export.Dim("rows")},))
+
+
 class Resizes(nn.Module):
     def __init__(self, resize: Callable[[Tensor, Tensor], object]) -> None:
         super().__init__()

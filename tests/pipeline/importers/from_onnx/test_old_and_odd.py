@@ -147,14 +147,15 @@ def test_a_pad_of_nothing_is_refused(mode: str, pads: str, why: str) -> None:
 
 
 @pytest.mark.parametrize("coordinates", ["tf_half_pixel_for_nn", "pytorch_half_pixel"])
-@pytest.mark.parametrize("mode", ["nearest", "cubic"])
-@pytest.mark.parametrize(("size", "scale"), [(7, 0.3), (4, 0.6), (3, 0.5), (2, 0.5), (3, 1.0), (4, 2.5)])
+@pytest.mark.parametrize("mode", ["nearest", "cubic", "linear"])
+@pytest.mark.parametrize(("size", "scale"), [(7, 0.3), (4, 0.6), (5, 0.2), (3, 0.5), (2, 0.5), (3, 1.0), (4, 2.5)])
 def test_resize_counts_as_onnxruntime_does(coordinates: str, mode: str, size: int, scale: float) -> None:
     """Its place is rounded in float32, an axis that keeps its size is not moved, and one element is the first."""
-    text = f"""(float[1, 1, 1, {size}] x) => (float[1, 1, 1, {int(size * scale)}] y)
-        <float[0] r = {{}}, float[4] s = {{1.0, 1.0, 1.0, {scale}}}>
+    outer = "1, 1" if mode == "linear" else "1, 1, 1"  # torch has an operator for a line, and onnxruntime a cubic image
+    text = f"""(float[{outer}, {size}] x) => (float[{outer}, {int(size * scale)}] y)
+        <float[0] r = {{}}, float[{outer.count("1") + 1}] s = {{{outer.replace("1", "1.0")}, {scale}}}>
         {{ y = Resize <mode = "{mode}", coordinate_transformation_mode = "{coordinates}"> (x, r, s) }}"""
-    x = np.random.default_rng(0).normal(size=(1, 1, 1, size)).astype(np.float32)
+    x = np.random.default_rng(0).normal(size=(*(1 for _ in outer.split(",")), size)).astype(np.float32)
     compare_with_onnxruntime(model(text, 11), {"x": x})
 
 
