@@ -208,6 +208,11 @@ HARMLESS = {
         "q = Reshape (qa, three) k = Reshape (ka, three) v = Reshape (va, three)",
         "",
     ),
+    "an attention that is spelled with sums": (
+        f"{APART} qm = Identity (qa) km = Identity (ka) vm = Identity (va) "
+        "q = Identity (h) k = Identity (h) v = Identity (h)",
+        SPELLED,
+    ),
     "a matrix beside the projections": (
         "q = MatMul (h, wq) k = MatMul (h, wk) v = MatMul (h, wv)",
         "g = MatMul (h, wo) w = MatMul (flat, wo) y = Add (w, g)",
