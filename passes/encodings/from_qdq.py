@@ -223,16 +223,19 @@ GLOBAL_SCALE: Final = "_global_scale"
 
 
 def choose_stems(graph: onnx.GraphProto, names: Iterable[str]) -> dict[str, str]:
-    """How the names of the new values begin, for each tensor: with its own name, or, where the model has a value of
-    such a name already, as the weight `bn_scale` next to a value `bn`, with `bn_2`."""
-    taken = own_names(graph)
+    """How the names of the new values and nodes begin, for each tensor: with its own name, or, where the model has a
+    value or a node of such a name already, as the weight `bn_scale` next to a value `bn`, with `bn_2`."""
+    taken, titles = own_names(graph), {node.name for node in graph.node}
     stems: dict[str, str] = {}
     for name in names:
         stem, number = name, 1
-        while any(f"{stem}{ending}" in taken for ending in ENDINGS):
+        while any(f"{stem}{ending}" in taken for ending in ENDINGS) or any(
+            f"{stem}{ending}" in titles for ending in NODE_ENDINGS
+        ):
             number += 1
             stem = f"{name}_{number}"
         taken.update(f"{stem}{ending}" for ending in ENDINGS)
+        titles.update(f"{stem}{ending}" for ending in NODE_ENDINGS)
         stems[name] = stem
     return stems
 
@@ -242,6 +245,9 @@ ENDINGS: Final = (
     GLOBAL_SCALE,
 )  # fmt: skip
 """What follows the name of a tensor in the names of new values."""
+
+NODE_ENDINGS: Final = ("_Clip", "_QuantizeLinear", "_DequantizeLinear", "_scale_DequantizeLinear")
+"""What follows it in the names of new nodes."""
 
 
 def dequantize_node(name: str, precision: Precision, axis: int | None) -> NodeProto:

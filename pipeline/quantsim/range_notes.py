@@ -1,4 +1,4 @@
-"""Sentences about ranges that leave a tensor few numbers, or cut some off: ties, masks of attention, biases."""
+"""Sentences about ranges that leave a tensor few numbers, cut some off, or were measured on no element."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.quantsim.placement import PlacedSite, Placement
 def describe_ranges(
     model: DetachedModel, placement: Placement, reached: Mapping[str, Range], ranges: Mapping[str, Range]
 ) -> Iterator[str]:
-    """What the functions for ties and masks say.
+    """What the functions for ties, masks and tensors without elements say.
 
     Args:
         reached: the least and the greatest value of each tensor that is computed.
@@ -25,6 +25,25 @@ def describe_ranges(
     yield from describe_ties(placement, reached, ranges)
     yield from describe_masks(placement, reached)
     yield from describe_mask_constants(model, placement, ranges)
+    yield from describe_unmeasured(placement, reached)
+
+
+def describe_unmeasured(placement: Placement, reached: Mapping[str, Range]) -> Iterator[str]:
+    """A sentence where no sample has an element of a group of tensors, as of a batch of 0 rows: its scale fits nothing.
+
+    Args:
+        placement: which tensors are quantized.
+        reached: the least and the greatest value of each tensor that has elements in a sample.
+    """
+    sites = [placed.site for placed in placement.quantized_sites()]
+    measured = {site.group for site in sites if site.tensor in reached or site.role not in ("input", "activation")}
+    unmeasured = [site.tensor for site in sites if site.group not in measured]
+    if unmeasured:
+        yield (
+            f"no sample has an element of {plural(len(unmeasured), 'tensor')} ({unmeasured[0]}"
+            f"{', …' if unmeasured[1:] else ''}), so the scale is 1 there, which fits no data; give "
+            "quantsim.calibration.data samples with elements there"
+        )
 
 
 def describe_ties(placement: Placement, reached: Mapping[str, Range], ranges: Mapping[str, Range]) -> Iterator[str]:

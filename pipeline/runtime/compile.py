@@ -76,11 +76,16 @@ def _fold(graph: Graph, op: Op, ins: Sequence[torch.Tensor]) -> list[torch.Tenso
     """
     try:
         with torch.no_grad():
-            made = apply(op, with_strides_of_trace(graph, op, ins), {})
+            made = [_with_memory(tensor) for tensor in apply(op, with_strides_of_trace(graph, op, ins), {})]
     except Exception:  # the call was checked, so the data is at fault
         return None
     declared = [(spec.shape, spec.dtype) for spec in (graph.values[vid].spec for vid in op.outputs)]
     return made if [(tuple(tensor.shape), dtype_name(tensor.dtype)) for tensor in made] == declared else None
+
+
+def _with_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy of torch's zeros without memory, which are the gradient of a step function such as sgn."""
+    return tensor.clone() if tensor._is_zerotensor() else tensor
 
 
 def _is_constant(graph: Graph, op: Op, operator: torch._ops.OpOverload, known: dict[int, torch.Tensor]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -51,7 +52,7 @@ def read_optimizer(optimizer: Optimizer, module: nn.Module, trained: Sequence[st
 
     Raises:
         Unsupported: another optimizer than SGD, Adam and AdamW, or an option that is not handled.
-        UsageError: a parameter of the optimizer is not one of the module.
+        UsageError: a parameter of the optimizer is not one of the module, or is in a group twice.
     """
     rule = RULES.get(type(optimizer))
     if rule is None:
@@ -71,6 +72,7 @@ def read_optimizer(optimizer: Optimizer, module: nn.Module, trained: Sequence[st
     for number, options in enumerate(optimizer.param_groups):
         _refuse_options(options, number)
         own = [(names[id(param)], param) for param in options["params"] if names[id(param)] in trained]
+        _refuse_repeats([name for name, _ in own], number)
         _refuse_dtypes(rule, own)
         sorts = MOMENTS[rule](options)
         groups.append(
@@ -160,6 +162,16 @@ def _refuse_dtypes(rule: Rule, params: Sequence[tuple[str, torch.Tensor]]) -> No
                 f"parameter {name!r} is {dtype_name(tensor.dtype)}; expected {expected} in what {rule} trains: freeze "
                 "it, or convert the module"
             )
+
+
+def _refuse_repeats(params: Sequence[str], number: int) -> None:
+    # torch.optim only warns, and updates such a parameter several times in a step.
+    repeated = [name for name, count in Counter(params).items() if count > 1]
+    if repeated:
+        raise UsageError(
+            f"group {number} of the optimizer has the parameter {repeated[0]!r} several times; expected each once: "
+            "take module.parameters()"
+        )
 
 
 def _refuse_options(options: Mapping[str, Any], number: int) -> None:

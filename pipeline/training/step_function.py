@@ -126,7 +126,8 @@ def _refuse_other_losses(value: object) -> None:
     if not value.requires_grad:
         raise UsageError(
             "the loss does not depend on any parameter by operators that can be differentiated: look for detach(), "
-            "argmax, rounding or no_grad on the way from the parameters to the loss"
+            "argmax, rounding or no_grad on the way from the parameters to the loss, and for torch.utils.checkpoint "
+            "with use_reentrant=True, which hides the way from a recording; use_reentrant=False does not"
         )
 
 

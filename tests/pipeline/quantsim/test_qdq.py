@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 from passes.encodings.from_qdq import read_qdq
 from passes.structures import structure_of
-from passes.weights.detached import DetachedModel, attach
+from passes.weights.detached import DetachedModel, attach, detach
 from passes.weights.sessions import Session
 from pipeline.errors import UsageError
 from pipeline.quantsim.calibration import calibrate
@@ -189,6 +189,15 @@ def test_new_values_have_names_that_are_free(text: str) -> None:
     quantized = insert_qdq(model, encodings).proto
     onnx.checker.check_model(quantized, full_check=True)
     assert [tensor.name for tensor in quantized.graph.initializer] == ["x_2_scale", "x_2_zero_point"]
+
+
+@pytest.mark.parametrize("title", ["x_QuantizeLinear", "x_DequantizeLinear"])
+def test_new_nodes_have_names_that_are_free(title: str) -> None:
+    model = model_of("g (float[2, 4] x) => (float[2, 4] y) { y = Relu(x) }")
+    model.proto.graph.node[0].name = title
+    quantized = attach(insert_qdq(model, encode(place(model, [rule("op:*", None, "uint8")]), RANGES, model)))
+    assert len({node.name for node in quantized.graph.node}) == len(quantized.graph.node) == 5
+    Session.of(detach(quantized))  # onnxruntime refuses two nodes of one name
 
 
 def test_what_the_model_quantizes_itself_is_left_as_it_is() -> None:

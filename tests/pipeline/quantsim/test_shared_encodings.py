@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.placement import place
-from pipeline.quantsim.range_notes import describe_mask_constants, describe_masks, describe_ties
+from pipeline.quantsim.range_notes import describe_mask_constants, describe_masks, describe_ties, describe_unmeasured
 from tests.pipeline.quantsim.pictures_of_qdq import model_of, picture, rule
 
 
@@ -155,6 +155,14 @@ def test_a_tensor_with_a_range_of_its_own_is_named_where_a_concat_rounds_it_away
     ranges = {placed.site.group: reached[placed.site.group] for placed in placement.sites}
     (note,) = describe_ties(placement, reached, ranges)
     assert note.startswith("scores uses 0 of the 256 numbers of its format, since Concat")
+
+
+def test_tensors_without_elements_in_the_data_are_named() -> None:
+    model = model_of("g (float[b, 4] x, float[2, 4] z) => (float[b, 4] y, float[2, 4] r) { y = Relu(x) r = Relu(z) }")
+    placement = place(model, [rule("op:*", None, "uint8")])
+    (note,) = describe_unmeasured(placement, {"z": (-1.0, 1.0), "r": (0.0, 1.0)})
+    assert note.startswith("no sample has an element of 2 tensors (x, …), so the scale is 1 there")
+    assert not list(describe_unmeasured(placement, dict.fromkeys("xyzr", (0.0, 0.0))))
 
 
 def test_a_float_mask_that_is_an_input_is_named() -> None:

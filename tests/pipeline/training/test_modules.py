@@ -25,7 +25,8 @@ class Module(nn.Module):
         super().__init__()
         self.function = forward
         for name, part in parts.items():
-            self.register_buffer(name, part) if isinstance(part, torch.Tensor) else setattr(self, name, part)
+            is_buffer = isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter)
+            self.register_buffer(name, part) if is_buffer else setattr(self, name, part)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.function(self, x)
@@ -111,6 +112,7 @@ MAKERS: dict[str, Callable[[], nn.Module]] = {
     "a number of a stored tensor": lambda: Module(lambda m, x: m.mlp(x) * int(m.n), mlp=mlp(), n=torch.tensor(3)),
     "a checkpoint": lambda: Module(lambda m, x: checkpoint(m.mlp, x, use_reentrant=False), mlp=mlp()),
     "a gradient of one's own": lambda: Module(lambda m, x: m.mlp(RoundThrough.apply(x * 4) / 4), mlp=mlp()),
+    "a gradient of zeros": lambda: Module(lambda m, x: m.mlp(x) + m.a.sgn(), mlp=mlp(), a=nn.Parameter(torch.ones(10))),
     "autocast": lambda: Module(in_bfloat16, mlp=mlp()),
     "what only torch.export records": exported,
 }  # fmt: skip

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, Optimizer
+from torch.utils.checkpoint import checkpoint
 
 from pipeline.errors import Unsupported, UsageError
 from pipeline.training import frozen_numbers, record_step, trace
@@ -149,6 +150,16 @@ def hooked_sgd(module: nn.Module) -> Optimizer:
     return optimizer
 
 
+def repeating_sgd(module: nn.Module) -> Optimizer:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch will refuse it one day
+        return SGD([*module.parameters()] * 2, lr=0.1)
+
+
+def reenter(m: Forward, x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(m.mlp[1:], m.mlp[0](x), use_reentrant=True)  # type: ignore[index, operator, no-any-return]
+
+
 def asks(output: torch.Tensor, label: torch.Tensor) -> float:
     return float(LOSS(output, label))
 
@@ -172,6 +183,8 @@ REFUSALS = [
     Refused("the optimizer is the class SGD; expected a torch.optim.SGD", optimizer=lambda m: SGD),
     Refused("dampening=0.5; only 0", optimizer=lambda m: sgd(m, dampening=0.5, momentum=0.9)),
     Refused("shape .2, 2. that the module has not", optimizer=lambda m: sgd(nn.Linear(2, 2)), error=UsageError),
+    Refused("'0.weight' several times", optimizer=lambda m: repeating_sgd(m), error=UsageError),
+    Refused("use_reentrant=True", forward(reenter), error=UsageError),
     Refused("the loss is a tensor .8.", loss=nn.CrossEntropyLoss(reduction="none"), error=UsageError),
     Refused(
         "does not depend on any parameter", forward(rounded), loss=nn.MSELoss(), batch=(X, X[:, :10]), error=UsageError
