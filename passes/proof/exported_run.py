@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
+from onnx import NodeProto
+
 from passes.graph.index import GraphIndex, computed_values, extract, values_read
+from passes.graph.op_facts import ARRANGING, BIAS, ONNX_DOMAINS, PRODUCTS, input_of
 from passes.graph.traversal import reads_of
 from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import ValueDigests
@@ -31,29 +35,30 @@ class InjectedFault:
     """The part of a model between the kept weights and the pins that depend on them.
 
     `cuts` are computed values that the part reads, `zeroed` the initializers to set to zero; `seen` maps an instance
-    to its pins that depend on its kept weights.
+    to its pins that depend on its kept weights. Of these `vanishing` are zero by arithmetic, so the part has only the
+    nodes of the others.
     """
 
     model: DetachedModel
     cuts: tuple[str, ...]
     zeroed: tuple[str, ...]
     seen: dict[str, tuple[str, ...]]
+    vanishing: frozenset[str] = frozenset()
 
     @property
-    def values(self) -> list[str]:
-        """All pins to compare."""
-        return list(dict.fromkeys(name for names in self.seen.values() for name in names))
+    def computed(self) -> list[str]:
+        """The pins whose values with the fault are to be computed."""
+        return list(dict.fromkeys(name for names in self.seen.values() for name in names if name not in self.vanishing))
 
     def unseen(self) -> Sensitivity:
         """The sensitivity where the part cannot be run: every instance is blind."""
         return Sensitivity(0.0, tuple(self.seen)) if self.seen else Sensitivity(math.inf, ())
 
-    def sensitivity(self, excess: Sequence[float]) -> Sensitivity:
-        """The sensitivity, given by how much (in tolerances) the fault moved each of `values`."""
+    def sensitivity(self, excess: Mapping[str, float]) -> Sensitivity:
+        """The sensitivity, given by how much (in tolerances) the fault moved each pin of `seen`."""
         if not self.seen:
             return Sensitivity(math.inf, ())
-        by_name = dict(zip(self.values, excess, strict=True))
-        ratios = {instance: min(by_name[name] for name in names) for instance, names in self.seen.items()}
+        ratios = {instance: min(excess[name] for name in names) for instance, names in self.seen.items()}
         return Sensitivity(min(ratios.values()), tuple(name for name, ratio in ratios.items() if ratio <= 1.0))
 
 
@@ -69,8 +74,10 @@ def build_fault(model: DetachedModel, instances: Sequence[Instance]) -> Injected
             # The fault ends there: the values after it belong to other instances.
             touched.update(name for name in node.output if name not in results)
     reached = computed_values(touching).keys() & results
-    nodes = GraphIndex(graph, touching).ancestors(reached)
-    index, read = GraphIndex(graph), values_read(nodes)
+    index = GraphIndex(graph)
+    vanishing = _vanishing(weights & index.initializers.keys(), touching) & reached
+    nodes = GraphIndex(graph, touching).ancestors(reached - vanishing)
+    read = values_read(nodes)
     cuts = tuple(name for name in read if name not in index.initializers and name not in index.inputs)
     fed = [info for name, info in index.required_inputs.items() if name in read]
     part = extract(model.proto, nodes, inputs=(*fed, *cuts))
@@ -81,8 +88,21 @@ def build_fault(model: DetachedModel, instances: Sequence[Instance]) -> Injected
     }
     zeroed = tuple(name for name in read if name in weights)
     return InjectedFault(
-        model.with_proto(part), cuts, zeroed, {name: values for name, values in observed.items() if values}
+        *(model.with_proto(part), cuts, zeroed, {name: values for name, values in observed.items() if values}),
+        vanishing=vanishing,
     )
+
+
+def _vanishing(weights: AbstractSet[str], touching: Sequence[NodeProto]) -> frozenset[str]:
+    """The values that are zero if `weights` are: moved zeros, and products with zeros, unless a bias is left."""
+    zeros = set(weights)
+    for node in touching:
+        bias = input_of(node, BIAS)
+        is_product = node.op_type in PRODUCTS and (not bias or bias in zeros)
+        factors = node.input[:BIAS] if is_product else node.input[: node.op_type in ARRANGING]
+        if node.domain in ONNX_DOMAINS and not zeros.isdisjoint(factors):
+            zeros.update(node.output)
+    return frozenset(zeros - weights)
 
 
 class ExportedRun:

@@ -176,6 +176,8 @@ SQUARED: Final = 1e100
 
 def same_bits(left: np.ndarray, right: np.ndarray) -> bool:
     """Whether two arrays have the same shape, dtype and bytes; so NaN is equal to itself."""
+    if left is right:
+        return True
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
     if left.dtype.kind in "OUS":

@@ -250,6 +250,12 @@ def _type_inputs(graph: onnx.GraphProto, fed: Arrays) -> None:
             info.CopyFrom(helper.make_tensor_value_info(info.name, dtype, [None] * array.ndim))
 
 
+def _largest(array: np.ndarray) -> np.ndarray:
+    """The largest finite magnitude in `array`, as an array: what zeros in its place are furthest from."""
+    magnitudes = np.abs(array[np.isfinite(array)])
+    return np.full(1, magnitudes.max(initial=0), array.dtype)
+
+
 @dataclass(slots=True)
 class DrawValues:
     """The values of one draw; most arrays lie in files."""
@@ -344,13 +350,19 @@ class ProofClient:
         ]
         return all(draw.is_same for draw in self._ask(self._request(part.model, feeds=feeds, same=part.pairs)).draws)
 
-    def excess(self, fault: InjectedFault) -> list[float]:
+    def excess(self, fault: InjectedFault) -> dict[str, float]:
         """How far `fault` moves each of its values on the first draw, in units of the tolerance."""
         draw = self.draws[0]
-        feeds = {**draw.feeds, **{name: draw.inner[name] for name in fault.cuts}}
-        expected = {name: draw.inner[name] for name in fault.values}
-        answer = self._ask(self._request(fault.model, [expected], [feeds], zeroed=fault.zeroed))
-        return [answer.draws[0].errors[name].excess for name in fault.values]
+        largest = {
+            name: _largest(array) for name, array in load({name: draw.inner[name] for name in fault.vanishing}).items()
+        }
+        errors = self.criteria.errors(largest, {name: np.zeros_like(array) for name, array in largest.items()})
+        if fault.computed:
+            feeds = {**draw.feeds, **{name: draw.inner[name] for name in fault.cuts}}
+            expected = {name: draw.inner[name] for name in fault.computed}
+            answer = self._ask(self._request(fault.model, [expected], [feeds], zeroed=fault.zeroed))
+            errors |= answer.draws[0].errors
+        return {name: found.excess for name, found in errors.items()}
 
     def _request(
         self,

@@ -23,6 +23,8 @@ from passes.proof.numeric import NumericProver
 from passes.proof.prover import Reference, Sensitivity
 from passes.run.tracked import find_structures
 from passes.structures import STRUCTURES
+from passes.weights.detached import DetachedModel
+from passes.weights.sessions import Session
 from tests.support.onnx_models import attention, detached, matrix, model_of
 
 
@@ -87,6 +89,45 @@ def test_power_is_measured_by_planting_a_fault(context: PassContext) -> None:
     power = prover.power()
     assert power.blind == ()
     assert power.margin > 1000
+
+
+WEIGHTED = """
+g (float[2, 8, 32] x) => (float[2, 8, 32] a, float[2, 8, 32] b, float[16, 32] c, float[16, 32] d, float[16, 32] e)
+<int64[2] flat = {16, 32}> {
+    a = MatMul (x, wa)
+    turned = Transpose <perm = [1, 0]> (wb)
+    b = MatMul (x, turned)
+    rows = Reshape (x, flat)
+    c = Gemm <transB = 1> (rows, wc)
+    d = Gemm <transB = 1> (rows, wd, bias)
+    e = Sub (rows, bias)
+}
+"""
+
+
+def weighted(scale: float) -> DetachedModel:
+    """WEIGHTED with random weights, times `scale`."""
+    wa, wb, wc, wd = (matrix(32, 32, seed) * np.float32(scale) for seed in range(4))
+    return detached(model_of(WEIGHTED, wa=wa, wb=wb, wc=wc, wd=wd, bias=wa[0]))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6], ids=["seen", "blind"])
+@pytest.mark.parametrize(("kept", "results"), [("MatMul", "ab"), ("Gemm", "cd"), ("Sub", "e")])
+def test_the_margin_is_what_a_run_with_zeros_as_weights_gives(
+    kept: str, results: str, scale: float, context: PassContext
+) -> None:
+    """Most products are zero then by arithmetic; what is left of the Sub is computed."""
+    model = weighted(scale)
+    feeds = draw_feeds(model, 0)
+    watched = find_structures(model, Policy(keep=(f"op:{kept}",)), [])
+    prover = NumericProver.of_itself([feeds], context)
+    prover.watch(AnalyzedModel(model), watched.must_hold())
+
+    expected, moved = (Session.of(candidate).run(feeds) for candidate in (model, weighted(0.0)))
+    margin = min(compare(expected[name], moved[name]).excess for name in results)
+
+    assert prover.power().margin == pytest.approx(margin)
+    assert bool(prover.power().blind) == (margin <= 1) == (scale < 1)
 
 
 def test_nan_in_the_reference_is_a_mistake(context: PassContext) -> None:
