@@ -38,6 +38,7 @@ from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 
 from benchmarks.measure import machine, versions_line
 from passes.encodings.aimet import read_aimet
+from passes.encodings.encoding import share_by_moves
 from passes.weights.detached import read_model
 from pipeline.config import RunConfig
 from pipeline.errors import OnnxlineError
@@ -310,27 +311,45 @@ def _against_modelopt(name: str, folder: Path, python: str) -> Row:
 
 
 def _ask_qnn(folder: Path, sample: dict[str, np.ndarray]) -> str:
-    """What onnxruntime's configuration for QNN makes of the activations' encodings, as overrides of the same file."""
-    known = read_aimet(folder / "model.encodings")[0]
-    stored = {tensor.name for tensor in onnx.load(folder / "model.onnx", load_external_data=False).graph.initializer}
+    """What onnxruntime's configuration for QNN makes of the activations' encodings, as overrides of the same file.
+
+    What only moves values has the encoding of its source there, too, as AIMET means it; and activations stay that
+    onnxruntime would take for limits of a range.
+    """
+    source = onnx.load(folder / "model.onnx", load_external_data=False).graph
+    known = share_by_moves(source, read_aimet(folder / "model.encodings")[0])
+    stored = {tensor.name for tensor in source.initializer}
     overrides = {
-        tensor: [{"quant_type": QuantType.QUInt16, "scale": encoding.scale, "zero_point": encoding.zero_point}]
+        tensor: [
+            {
+                "quant_type": QuantType.QUInt16,
+                "scale": encoding.scale,
+                "zero_point": np.asarray(encoding.zero_point + middle),
+            }
+        ]
         for tensor, encoding in known.items()
-        if tensor not in stored and str(encoding.precision) == "uint16"
+        if tensor not in stored and (middle := QNN_MIDDLES.get(str(encoding.precision))) is not None
     }
-    types = {"activation_type": QuantType.QUInt16, "weight_type": QuantType.QInt8}
-    source, target = folder / "model.onnx", folder / "qnn.onnx"
-    quantize(source, target, get_qnn_qdq_config(source, Reader(sample), init_overrides=overrides, **types))  # type: ignore[arg-type]
-    graph = onnx.load(target).graph
+    makers = {name: node.op_type for node in source.node for name in node.output}
+    types = {"activation_type": QuantType.QUInt16, "weight_type": QuantType.QInt8, "keep_removable_activations": True}
+    paths = folder / "model.onnx", folder / "qnn.onnx"
+    quantize(*paths, get_qnn_qdq_config(paths[0], Reader(sample), init_overrides=overrides, **types))  # type: ignore[arg-type]
+    graph = onnx.load(paths[1]).graph
     scales = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
     quantizers = [node for node in graph.node if node.op_type == "QuantizeLinear"]
     found = {_stem(node.input[0], "_QuantizeLinear_Input"): scales[node.input[1]] for node in quantizers}
     taken = [name for name in found.keys() & overrides if found[name] == overrides[name][0]["scale"]]
+    lost = sorted((found.keys() & overrides) - set(taken))
+    left = sorted(overrides.keys() - found)
     own = sorted(found.keys() - overrides.keys() - stored)
-    source = onnx.load(folder / "model.onnx", load_external_data=False).graph
-    makers = {name: node.op_type for node in source.node for name in node.output}
-    lost = count_operators(overrides.keys() - set(taken), makers)
-    return f"takes {len(taken)} of {len(overrides)}{lost}, and {len(own)} more{count_operators(own, makers)}"
+    return (
+        f"takes {len(taken)} of {len(overrides)}; another scale for {len(lost)}{count_operators(lost, makers)}; leaves "
+        f"{len(left)} in float{count_operators(left, makers)}; rounds {len(own)} more{count_operators(own, makers)}"
+    )
+
+
+QNN_MIDDLES: Final = {"uint16": 0, "int16": 2**15}
+"""The formats of activations, and what makes their zero points those of uint16, as AIMET's files have them."""
 
 
 def count_operators(names: Iterable[str], makers: Mapping[str, str]) -> str:

@@ -47,30 +47,6 @@ def apply_conventions(
     return Conventions(tuple(reader.rules()), tuple(reader.notes()))
 
 
-def find_own_quantizers(model: DetachedModel, sites: Iterable[Site]) -> frozenset[str]:
-    """The tensors that keep a quantizer of their own in AIMET although a Concat or the like reads them, since another
-    node reads them too, such as a Shape (aimet_onnx 2.42, `QuantizationSimModel._propagate_output_encodings`).
-
-    In a simulation they share the encoding of the result, so that a cache is the same before and after. Where the
-    shared encoding is symmetric, as for the second factor of a product, the quantizer in AIMET is asymmetric.
-    """
-    known, consumers = {site.tensor: site for site in sites}, model.index.consumers
-    found = set[str]()
-    for site in known.values():
-        for name in site.shares if len(site.shares) > 1 else ():
-            is_read_twice = len(consumers[name]) > 1
-            while len(known[name].shares) == 1:
-                name = known[name].shares[0]
-                is_read_twice |= len(consumers[name]) > 1
-            if is_read_twice and not any(_is_second_factor(name, node) for node in consumers[name]):
-                found.add(name)
-    return frozenset(found)
-
-
-def _is_second_factor(name: str, node: NodeProto) -> bool:
-    return node.op_type in PRODUCTS and name == node.input[1]
-
-
 @dataclass(frozen=True, slots=True)
 class _Decision:
     """The state of one tensor. `entry` is the last entry that has changed it, and `place` the order of entries."""
@@ -110,6 +86,7 @@ class _ConventionReader:
         for pattern in patterns:
             self._read_pattern(pattern)
         self._read_kernels()
+        self._put_joins_last()
         for node in self._view.own:
             self._read_norm_parameters(node)
             self._read_computed_factor(node)
@@ -334,8 +311,17 @@ class _ConventionReader:
             else:
                 self._change([tensor], entry, bits=bits)
 
-    def _read_norm_parameters(self, node: NodeProto) -> None:
+    def _put_joins_last(self) -> None:
+        """Where several tensors come together, as in a Concat, they take over the format of the result, which AIMET
+        ties them to; an entry of the operator of one of them, such as a range around zero, does not decide it."""
         self._place = 8
+        for tensor, site in self._sites.items():
+            decision = self._decisions.get(tensor)
+            if len(site.shares) > 1 and decision is not None and decision.is_quantized:
+                self._change([tensor], decision.entry)
+
+    def _read_norm_parameters(self, node: NodeProto) -> None:
+        self._place = 9
         if node.op_type not in NORMS or node.domain not in ONNX_DOMAINS:
             return
         made = self._decisions.get(node.output[0])
@@ -356,7 +342,7 @@ class _ConventionReader:
 
     def _read_computed_factor(self, node: NodeProto) -> None:
         """The second factor of a product, where both are computed, is like a weight: symmetric."""
-        self._place = 9
+        self._place = 10
         if node.op_type not in PRODUCTS or node.domain not in ONNX_DOMAINS or len(node.input) < 2:
             return
         factors = [self._sites.get(name) for name in node.input[:2]]

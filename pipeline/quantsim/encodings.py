@@ -7,8 +7,7 @@ calibrated ones, every tensor that is to be quantized has one there, or is named
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
@@ -17,7 +16,6 @@ import ml_dtypes
 import numpy as np
 from onnx import TensorProto, helper
 
-from passes.encodings.aimet import WITHOUT_QUANTIZER, AimetVersion, aimet_text, is_listed
 from passes.encodings.encoding import (
     BIAS,
     LPBQ_SCALES,
@@ -27,9 +25,7 @@ from passes.encodings.encoding import (
     list_with_nearest,
     share_by_moves,
 )
-from passes.graph.index import computed_values
 from passes.graph.op_facts import CONVOLUTIONS
-from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from pipeline.errors import UsageError
 from pipeline.quantsim.placement import PlacedSite, Placement
@@ -328,39 +324,3 @@ def _adopt(placed: PlacedSite, encodings: Mapping[str, Encoding]) -> PlacedSite:
     if encoding is not None:
         return replace(placed, precision=encoding.precision, asked=None)
     return replace(placed, precision=None, reason=placed.reason or "its weight has a scale for each block")
-
-
-def encodings_text(
-    model: DetachedModel,
-    encodings: Mapping[str, Encoding],
-    version: AimetVersion,
-    unsigned: Collection[str] = frozenset(),
-) -> tuple[str, tuple[str, ...]]:
-    """The file of AIMET's, and a sentence for each format that it leaves out.
-
-    Args:
-        model: in float.
-        encodings: by tensor.
-        version: of AIMET's format.
-        unsigned: tensors whose quantizer in AIMET is asymmetric whatever they share. A symmetric encoding is written
-            with the same scale and the zero point of the unsigned format there.
-    """
-    encodings = {name: _as_unsigned(own) if name in unsigned else own for name, own in encodings.items()}
-    moved = computed_values(node for node in model.proto.graph.node if node.op_type in WITHOUT_QUANTIZER)
-    own = {name: encoding for name, encoding in encodings.items() if name not in moved}
-    listed = {name: encoding for name, encoding in own.items() if is_listed(encoding, version)}
-    left = Counter(str(own[name].precision) for name in own.keys() - listed.keys())
-    notes = (
-        f"leaves {plural(count, 'tensor')} of {what} out, for which version {version} of AIMET's files has no form"
-        for what, count in left.items()
-    )
-    return aimet_text(listed, {*model.index.initializers}, version), tuple(notes)
-
-
-def _as_unsigned(encoding: Encoding) -> Encoding:
-    """The encoding with the same values in the unsigned, asymmetric format; an asymmetric encoding is unchanged."""
-    precision = encoding.precision
-    if not precision.symmetric or precision.float_type or not precision.signed:
-        return encoding
-    shifted = encoding.zero_point + (1 << (precision.bits - 1))
-    return replace(encoding, precision=Precision(precision.bits, signed=False, symmetric=False), zero_point=shifted)

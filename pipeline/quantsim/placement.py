@@ -9,14 +9,8 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 import numpy as np
-from onnx import NodeProto
 
 from passes.encodings.encoding import BIAS
-from passes.graph.inference import types_of
-from passes.graph.op_facts import ONNX_DOMAINS
-from passes.graph.traversal import every_node
-from passes.provenance.annotations import annotations_of
-from passes.rewrites.attention_operators import is_attention
 from passes.structures import STRUCTURES
 from passes.structures.short_patterns import find_adapted
 from passes.structures.view import GraphView
@@ -38,6 +32,7 @@ class PlacementRule:
     limits: the range of these tensors, where it is known whatever the model reads.
     reason: why these tensors stay in float, where the selector does not say it.
     apart: tensors that share no encoding with those whose numbers they have.
+    half_open: tensors whose scale at 16 bits is their known range over 2^16, so that its upper end is one step outside.
     """
 
     selector: str
@@ -47,6 +42,7 @@ class PlacementRule:
     limits: tuple[float, float] | None = None
     reason: str = ""
     apart: frozenset[str] = frozenset()
+    half_open: frozenset[str] = frozenset()
 
     def format_for(self, role: Role) -> Precision | str | None:
         return self.weights if role == "weight" else self.activations
@@ -170,7 +166,11 @@ def place(
         else _decide(site, None if number is None else rules[number], infinite.get(site.group), dtypes)
         for site, number in ((site, chosen[site.tensor]) for site in sites)
     }
-    ranged = (replace(found, limits=limits.get(tensor)) for tensor, found in decided.items())
+    half_open = _find_half_open(sites, rules)
+    ranged = (
+        replace(found, limits=_fit_limits(limits.get(tensor), found.precision, found.site.group in half_open))
+        for tensor, found in decided.items()
+    )
     placed = tuple(_decide_bias(found, decided) for found in ranged)
     in_force = Counter(chosen[found.site.tensor] for found in placed if found.rule)
     matches = (
@@ -228,6 +228,24 @@ def _known_ranges(sites: Iterable[Site], rules: Iterable[PlacementRule]) -> dict
         if rule.limits is not None:
             found |= dict.fromkeys(rule.tensors or (), rule.limits)
     return found
+
+
+def _find_half_open(sites: Iterable[Site], rules: Iterable[PlacementRule]) -> set[str]:
+    """The groups whose values all come from operators whose upper end is one step outside."""
+    tensors = frozenset[str]().union(*(rule.half_open for rule in rules))
+    members = [(site.group, site.tensor in tensors) for site in sites if not site.moves]
+    return {group for group, is_open in members if is_open} - {group for group, is_open in members if not is_open}
+
+
+def _fit_limits(
+    limits: tuple[float, float] | None, precision: Precision | None, is_half_open: bool
+) -> tuple[float, float] | None:
+    """A known range; one step of 16 bits less where its upper end is outside, or at both ends of a symmetric range."""
+    if limits is None or not is_half_open or precision is None or precision.bits != 16:
+        return limits
+    low, high = limits
+    step = (high - low) / 2**precision.bits
+    return (low + step if precision.symmetric else low, high - step)
 
 
 UNIT_OPS: Final = frozenset({"Softmax", "Sigmoid", "HardSigmoid"})
@@ -390,54 +408,3 @@ SELECTORS: Final[Mapping[str, Callable[[Site], Sequence[str]]]] = {
     "tensor": lambda site: (site.tensor,),
 }
 """The kinds of selectors → what their globs are compared with."""
-
-
-def refuse_quantized_activations(model: DetachedModel) -> None:
-    """Refuse a model that quantizes what it computes: what it would compute in float is not in it.
-
-    Raises:
-        UsageError: it does; the message says how its encodings are simulated.
-    """
-    stored = model.index.initializers
-    nodes = [node for node in model.index.nodes if node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear")]
-    found = [node for node in nodes if node.domain in ONNX_DOMAINS and node.input[0] not in stored]
-    if found:
-        raise UsageError(
-            f"quantsim: found {found[0].op_type} of {found[0].input[0]!r} and {len(found) - 1} more in the model, "
-            "expected a model that quantizes weights at most; simulate the float model with these encodings: onnxline "
-            "encodings QUANTIZED.onnx --of FLOAT.onnx -o net.encodings, and quantsim.encodings_from: net.encodings"
-        )
-
-
-def describe_opaque_operators(model: DetachedModel) -> tuple[str, ...]:
-    """A sentence for each operator that quantizers take as one piece or do not know, with the step that helps."""
-    found: dict[str, list[NodeProto]] = {}
-    for node in every_node(model.proto.graph):
-        domain = "" if node.domain in ONNX_DOMAINS else f"{node.domain}::"
-        if domain or is_attention(node):
-            found.setdefault(f"{domain}{node.op_type}", []).append(node)
-    return tuple(_describe_operator(name, nodes) for name, nodes in found.items())
-
-
-def _describe_operator(name: str, nodes: Sequence[NodeProto]) -> str:
-    """One sentence on the nodes of one operator."""
-    if is_attention(nodes[0]):
-        why, step = "hides its scores and softmax from quantizers", "put decompose-attention in quantsim.prepare"
-    else:
-        authors = ", ".join(dict.fromkeys(annotations_of(node).author for node in nodes if annotations_of(node).author))
-        writer = f"the pass of {authors} that writes it" if authors else "what writes it"
-        why, step = "is an operator that few quantizers know", f"skip {writer} (`onnxline passes --group fusions`)"
-    return f"quantsim: {name} ({plural(len(nodes), 'node')}) {why}; {step}"
-
-
-def describe_untyped_values(model: DetachedModel) -> Iterator[str]:
-    """A sentence where ONNX's inference does not know the types of values, which thus stay in float."""
-    types = types_of(model.proto)
-    unknown = [node for node in model.proto.graph.node if any(name and name not in types for name in node.output)]
-    if unknown:
-        first = unknown[0]
-        yield (
-            f"quantsim: the values of {plural(len(unknown), 'node')}, the first is {first.name or first.output[0]!r} "
-            f"({first.op_type}), have no type that ONNX's inference knows, so they stay in float; give the model "
-            "value_info for them, or replace the operator that hides their types"
-        )

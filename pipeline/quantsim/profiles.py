@@ -24,7 +24,8 @@ from pipeline.config.quantsim import FLOAT, Precision
 from pipeline.config.sections import Section
 from pipeline.errors import SourceError, UsageError
 from pipeline.quantsim.aimet_config import AimetConfig, read_aimet_config
-from pipeline.quantsim.conventions import apply_conventions, find_own_quantizers
+from pipeline.quantsim.conventions import apply_conventions
+from pipeline.quantsim.encodings_file import find_own_quantizers
 from pipeline.quantsim.placement import PlacementRule
 from pipeline.quantsim.sites import Site, find_sites
 from pipeline.quantsim.tool_rules import follow_quantize_static, follow_tensorrt
@@ -54,6 +55,7 @@ class TargetPlacement(Section):
 
     tool: the tool of the target whose choice of tensors is followed; all others stay in float.
     float_biases: whether biases stay in float.
+    half_open: operators with a fixed range whose scale at 16 bits is that range over 2^16, as a kernel asks for it.
     """
 
     rules: dict[StrictStr, FormatsConfig] = Field(default_factory=dict)
@@ -62,6 +64,7 @@ class TargetPlacement(Section):
     activation_bits: StrictInt = 16
     tool: Literal["quantize_static", "tensorrt"] | None = None
     float_biases: StrictBool = False
+    half_open: Words = ()
 
 
 class TargetSources(Section):
@@ -172,7 +175,8 @@ class Profile:
             found = apply_conventions(
                 placement.conventions, placement.weight_bits, placement.activation_bits, model, sites
             )
-            rules += found.rules
+            ends = {site.tensor for site in sites if site.op in placement.half_open and site.role == "activation"}
+            rules += (replace(rule, half_open=(rule.tensors or frozenset()) & ends) for rule in found.rules)
             notes = found.notes
         if placement.tool is not None:
             chosen = TOOLS[placement.tool](model, sites)

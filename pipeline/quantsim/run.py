@@ -17,11 +17,11 @@ from pipeline.export.load import read_onnx_file
 from pipeline.export.source import InputSpec
 from pipeline.parts import PartsResult
 from pipeline.quantsim.files import check_layouts
+from pipeline.quantsim.hidden_values import refuse_quantized_activations
 from pipeline.quantsim.metric import check_metric
 from pipeline.quantsim.optimize import refuse_numpy_operators
 from pipeline.quantsim.optimizers import optimizers_of
 from pipeline.quantsim.parts import PartsQuantSimResult, check_settings_of_parts, simulate_parts
-from pipeline.quantsim.placement import refuse_quantized_activations
 from pipeline.quantsim.preparation import (
     add_conversion,
     add_untie,

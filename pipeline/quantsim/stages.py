@@ -27,10 +27,11 @@ from pipeline.quantsim.encodings import (
     Range,
     adopt_encodings,
     encode,
-    encodings_text,
     find_limited_biases,
 )
+from pipeline.quantsim.encodings_file import encode_chosen_infinities, encodings_text
 from pipeline.quantsim.files import check_weights, write_layouts, write_simulation
+from pipeline.quantsim.hidden_values import describe_opaque_operators, describe_untyped_values
 from pipeline.quantsim.infinity import find_dropped_infinities
 from pipeline.quantsim.layer_costs import CostedModel, CostMetric, LayerCosts, measure_costs
 from pipeline.quantsim.metric import TaskMetric
@@ -41,8 +42,6 @@ from pipeline.quantsim.optimizers import optimizers_of
 from pipeline.quantsim.placement import (
     Placement,
     PlacementRule,
-    describe_opaque_operators,
-    describe_untyped_values,
     place,
 )
 from pipeline.quantsim.prepared_layers import judge_preparation
@@ -189,7 +188,7 @@ class Simulation:
             report = replace(report, costs=self.measure_costs(metric, encodings, tuned, sensitivity))
         if measured and self._settings.suggest:  # which layers to quantize otherwise, for a target
             report = replace(report, suggestion=self.suggest(self._settings.suggest, sensitivity, samples, metric))
-        files = self._write(report, self.quantized, encodings, tuned if steps or chosen else None)
+        files = self._write(report, placement, encodings, tuned if steps or chosen else None)
         return QuantSimResult(self._workspace.folder, report, (*files, *layouts))
 
     def write_layouts(self, samples: Samples) -> dict[str, str]:
@@ -430,15 +429,16 @@ class Simulation:
     def _write(
         self,
         report: QuantSimReport,
-        quantized: DetachedModel,
+        placement: Placement,
         encodings: dict[str, Encoding],
         tuned: DetachedModel | None,
     ) -> tuple[str, ...]:
-        unsigned = self._profile.find_asymmetric(self._model, self._sites)
-        text, notes = encodings_text(self._model, encodings, self._settings.encodings, unsigned)
+        chosen = encode_chosen_infinities(self._model, placement, encodings)
+        unsigned = self._profile.find_asymmetric(self._model, self._sites) | chosen.keys()
+        text, notes = encodings_text(self._model, encodings | chosen, self._settings.encodings, unsigned)
         for sentence in notes:
             self._send(Note(f"quantsim: {ENCODINGS} {sentence}"))
-        return write_simulation(self._workspace, report, quantized, text, tuned)
+        return write_simulation(self._workspace, report, self.quantized, text, tuned)
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[list[str]]:

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 from passes.encodings.aimet import read_aimet
 from passes.weights.detached import attach, read_model
 from pipeline.cli import app
-from pipeline.quantsim.conventions import find_own_quantizers
 from pipeline.quantsim.encodings_check import check_encodings
+from pipeline.quantsim.encodings_file import find_own_quantizers
 from pipeline.quantsim.sites import find_sites
 from tests.pipeline.quantsim.pictures_of_qdq import model_of
 from tests.support.interpreters import AIMET, ask

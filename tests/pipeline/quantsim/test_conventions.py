@@ -14,6 +14,7 @@ from pipeline.config import AimetProfile, QuantSimConfig
 from pipeline.errors import ConfigError, UsageError
 from pipeline.quantsim.aimet_config import AimetConfig, read_aimet_config
 from pipeline.quantsim.conventions import apply_conventions
+from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.placement import Placement, place
 from pipeline.quantsim.profiles import load_target, read_profile, rules_of
 from pipeline.quantsim.sites import find_sites
@@ -82,7 +83,39 @@ def test_the_profile_of_htp() -> None:
         "y": "uint16",
     }
     limits = {placed.site.tensor: placed.limits for placed in placement.sites if placed.limits}
-    assert limits == {"a": (0, 1), "k": (-1, 1)}
+    assert limits == {"a": (0, 1), "k": (-1 + 2**-15, 1 - 2**-15)}
+
+
+@pytest.mark.parametrize(
+    ("rules", "wanted"),
+    [
+        ({}, {"s": 2**16, "t": 2**15, "p": 2**16 - 1, "q": 2**16 - 1}),
+        ({"op:*": {"activations": "uint8"}}, {"s": 255, "t": 127.5, "p": 255, "q": 255}),
+    ],
+)
+def test_scales_of_16_bits_that_a_kernel_of_htp_asks_for(rules: dict[str, Any], wanted: dict[str, float]) -> None:
+    """QNN takes Sigmoid and Tanh with powers of 2 alone; one that shares its encoding with a Softmax has its range."""
+    model = model_of(
+        """g (float[1, 8] x) => (float[1, 8] s, float[1, 8] t, float[1, 16] c) {
+            s = Sigmoid(x) t = Tanh(x)
+            p = Softmax(x) q = Sigmoid(x) c = Concat <axis = 1> (p, q)
+        }"""
+    )
+    placement = place(model, rules_of(QuantSimConfig(profile="qnn-htp", rules=rules), model))
+    encodings = encode(placement, {placed.site.group: (-3, 3) for placed in placement.sites}, model)
+    assert {name: np.float32(1 / wanted[name]) for name in wanted} == {name: encodings[name].scale for name in wanted}
+
+
+def test_what_a_concat_joins_has_the_format_of_its_result() -> None:
+    """AIMET ties the quantizers of Sin and Cos, whose ranges are symmetric, to that of the Concat, which is not."""
+    model = model_of(
+        """g (float[1, 8] x) => (float[1, 16] c, float[1, 8] z) {
+            s = Sin(x) t = Cos(x) c = Concat <axis = 1> (s, t) z = Sin(x)
+        }"""
+    )
+    placement = place(model, rules_of(QuantSimConfig(profile="qnn-htp"), model))
+    assert formats(placement) == {"x": "uint16", "s": "uint16", "t": "uint16", "c": "uint16", "z": "int16"}
+    assert {placed.limits for placed in placement.sites if placed.site.tensor in ("s", "t")} == {(-1, 1)}
 
 
 def test_entries_count_in_order() -> None:

@@ -10,7 +10,9 @@ import pytest
 from passes.weights.detached import DetachedModel
 from pipeline.config.quantsim import FLOAT, parse_precision
 from pipeline.errors import UsageError
-from pipeline.quantsim.calibration import MeasuredRanges, group_ranges, measure
+from pipeline.quantsim.calibration import MeasuredRanges, calibrate, group_ranges, measure
+from pipeline.quantsim.encodings import encode, round_trip
+from pipeline.quantsim.encodings_file import encode_chosen_infinities
 from pipeline.quantsim.histograms import Method
 from pipeline.quantsim.infinity import find_dropped_infinities
 from pipeline.quantsim.placement import Placement, PlacementRule, place
@@ -105,3 +107,29 @@ def test_a_stopped_run_knows_what_was_infinite() -> None:
     whole = measure(model, placement, [*SAMPLES[::-1], SAMPLES[0]], "mse", None, seen.append)
     again = measure(model, placement, [*SAMPLES[::-1], SAMPLES[0]], "mse", seen[0])
     assert again.extents() == whole.extents()
+
+
+@pytest.mark.parametrize(
+    ("rest", "expected"),
+    [
+        ("y = Mul(z, one)", {"low"}),
+        ("w = Where(c, one, low) v = Mul(z, w) y = Mul(v, one)", set()),  # two results with ranges of their own
+        ("w = Max(z, low) y = Mul(w, one)", set()),  # a reader that is no Where
+    ],
+)
+def test_infinity_that_a_where_chooses_has_the_encoding_of_the_result(rest: str, expected: set[str]) -> None:
+    """For the file of encodings: a converter would calibrate a constant without an entry by itself."""
+    model = model_of(f"{HEAD} {{ z = Where(c, x, low) {rest} }}", low=LOW)
+    samples = [{"x": np.array(row, np.float32), "c": np.ones(3, bool)} for row in ROWS]
+    placement = place(model, EVERYTHING)
+    encodings = encode(placement, calibrate(model, placement, samples), model)
+    found = encode_chosen_infinities(model, placement, encodings)
+    assert found.keys() == expected and "low" not in encodings
+    for encoding in found.values():
+        x = np.array([3.0, -np.inf], np.float32)
+        once = round_trip(x, encodings["z"], is_stored=False)
+        twice = round_trip(round_trip(x, encoding, is_stored=True), encodings["z"], is_stored=False)
+        assert once.tolist() == twice.tolist()
+
+
+LOW = np.array(-np.inf, np.float32)

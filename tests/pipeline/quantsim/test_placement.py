@@ -11,7 +11,8 @@ from passes.rewrites.untie import Untie
 from passes.weights.detached import DetachedModel
 from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import encode
-from pipeline.quantsim.placement import describe_opaque_operators, place
+from pipeline.quantsim.hidden_values import describe_opaque_operators
+from pipeline.quantsim.placement import place
 from pipeline.quantsim.stored_constants import store_constants
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, nodes_of, picture, rule
 from tests.support.onnx_models import detached
