@@ -18,13 +18,14 @@ from typing import Any, Final
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from passes.suggest import nearest, plural
+from passes.suggest import plural
 from pipeline.errors import UsageError
 from pipeline.ir.check import violations
-from pipeline.ir.graph import AUTOCAST, Attr, Graph, InputRef, Op, SymExpr, TensorSpec, TorchConst, parts
+from pipeline.ir.graph import AUTOCAST, Attr, Graph, InputRef, Op, TensorSpec
 from pipeline.lowering.lower import find_wrong_kernel
 from pipeline.ops.aten import HIGHER_ORDER, is_call
 from pipeline.ops.aten.memory import AS_STRIDED, ORDERS
+from pipeline.runtime.call_schema import arguments, find_wrong_arguments
 from pipeline.runtime.eager import call_operator
 from pipeline.runtime.kernels.base import LinAlgError, place_of
 from pipeline.runtime.operators import argument, find_operator
@@ -72,67 +73,6 @@ def find_mismatch(
     if said and (traced := _make_as_traced(kind, attrs, ins)) is not None:
         return said if _compare(traced, outs, places) else ""
     return said
-
-
-def find_wrong_arguments(kind: str, attrs: Mapping[str, Attr]) -> str:
-    """What is wrong with the names of the arguments of a call: one that the operator lacks, or one that it requires."""
-    arguments = find_operator(kind)._schema.arguments
-    names = [entry.name for entry in arguments]
-    if unknown := [name for name in attrs if name not in names]:
-        known = ", ".join(names) or "none"
-        return f"it has no argument {unknown[0]!r}{nearest(unknown[0], names)}; its arguments: {known}"
-    required = [entry.name for entry in arguments if not entry.has_default_value() and entry.name != "device"]
-    if missing := [name for name in required if name not in attrs]:
-        return f"it lacks {plural(len(missing), 'argument')}: {', '.join(missing)}"
-    types = {entry.name: str(entry.real_type) for entry in arguments}
-    return next(filter(None, (_find_wrong_type(name, types[name], item) for name, item in attrs.items())), "")
-
-
-def _find_wrong_type(name: str, wanted: str, item: Attr) -> str:
-    """What is wrong with an argument that torch's dispatcher would take: it reads any int as a constant of torch, some
-    of which end the process, and True as 1 and 4 as True, which kernels refuse."""
-    core = wanted.removeprefix("Optional[").removeprefix("List[").rstrip("]")
-    if item is None and not wanted.startswith("Optional["):
-        return f"the argument {name!r} is None; expected {wanted}"
-    allowed = NUMBERS.get(core)
-    if allowed and (wrong := [part for part in parts(item) if type(part) not in (*allowed, *OPEN)]):
-        kinds = " or ".join(kind.__name__ for kind in allowed)
-        return f"the argument {name!r} is {wrong[0]!r}; expected {kinds}"
-    constant, kind = CONSTANTS.get(core, (None, None))
-    if constant is None or kind is None or item is None:
-        return ""
-    if (
-        isinstance(item, TorchConst)
-        and item.kind == constant
-        and (kind is torch.device or _is_constant(item.name, kind))
-    ):
-        return ""
-    return f"the argument {name!r} is {item!r}; expected a TorchConst({constant!r}, …) that torch has"
-
-
-def _is_constant(name: str, kind: type) -> bool:
-    return isinstance(getattr(torch, name, None), kind)
-
-
-NUMBERS: Final[Mapping[str, tuple[type, ...]]] = {
-    "int": (int,),
-    "bool": (bool,),
-    "float": (float, int, bool),
-    "number": (float, int, bool, complex),
-    "str": (str,),
-}
-"""Type of an argument, or of the items of a list → the types of an attribute for it."""
-
-OPEN: Final = (InputRef, SymExpr, type(None))
-"""Types of attributes that torch itself takes or refuses: None is for what is optional, a 0-d tensor for a number."""
-
-CONSTANTS: Final = {
-    "ScalarType": ("dtype", torch.dtype),
-    "Layout": ("layout", torch.layout),
-    "MemoryFormat": ("memory_format", torch.memory_format),
-    "Device": ("device", torch.device),
-}
-"""Type of an argument → the kind of a TorchConst, and its type in torch."""
 
 
 def try_call(kind: str, attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str:
@@ -204,7 +144,8 @@ def _make(kind: str, attrs: Mapping[str, Attr], tensors: Sequence[torch.Tensor])
     """The results of a call on these tensors."""
     given = {name: argument(item, tensors) for name, item in attrs.items()}
     place = tensors[0].device if tensors else torch.get_default_device()
-    if given.get("device") is not None or any(entry.name == "device" for entry in _find_required(kind)):
+    device = arguments(kind).get("device")
+    if given.get("device") is not None or (device is not None and device.required):
         given["device"] = place
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         made = call_operator(kind, given)
@@ -239,10 +180,6 @@ def _find_wrong_axis(attrs: Mapping[str, Attr], ins: Specs, made: Results) -> st
     if made[0].rank > source.rank or -limit <= dim < limit:
         return ""
     return f"found axis {dim} of {_show([source])}, expected {-limit} to {limit - 1}"
-
-
-def _find_required(kind: str) -> list[torch.Argument]:
-    return [entry for entry in find_operator(kind)._schema.arguments if not entry.has_default_value()]
 
 
 def _merge(first: TensorSpec, second: TensorSpec) -> TensorSpec:

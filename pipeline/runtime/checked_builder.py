@@ -16,16 +16,16 @@ import numpy as np
 import torch
 
 from passes.suggest import describe_argument, nearest, plural
-from pipeline.errors import OnnxlineError, SourceError, UsageError
+from pipeline.errors import OnnxlineError, UsageError
 from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir.graph import Attr, Graph, InputRef, KernelSpec, Op, Payload, Role, SymExpr, TensorSpec, parts
 from pipeline.lowering.lower import find_wrong_constraints
 from pipeline.ops import KINDS, GraphBuilder
 from pipeline.ops.aten import HIGHER_ORDER, is_call
 from pipeline.ops.tables import emitter_of
-from pipeline.runtime.call_check import find_mismatch, find_wrong_arguments, refuse_wrong_graph, try_call
+from pipeline.runtime.call_check import find_mismatch, refuse_wrong_graph, try_call
+from pipeline.runtime.call_schema import arguments, find_wrong_arguments
 from pipeline.runtime.kernels.aten.call import pure_operator
-from pipeline.runtime.operators import find_operator
 from pipeline.runtime.tensors import as_tensor, why_unreadable
 
 Specs = Sequence[TensorSpec]
@@ -64,19 +64,18 @@ class CheckedBuilder(GraphBuilder):
         """
         if not is_call(kind) or any(isinstance(part, InputRef) for item in given.values() for part in parts(item)):
             return dict(given)
-        try:
-            arguments = find_operator(kind)._schema.arguments
-        except SourceError:
+        known = arguments(kind)
+        if not known:
             return dict(given)  # make_kernel says so
-        taking = [entry for entry in arguments if "Tensor" in str(entry.type) and entry.name not in given]
+        taking = [entry for entry in known.values() if "tensor" in entry.kind and entry.name not in given]
         refs = map(InputRef, range(operands))
         call: dict[str, Attr] = {}
         for entry in taking:
-            if str(entry.type).startswith("List"):
+            if entry.kind == "tensors":
                 call[entry.name] = tuple(refs)
             elif (ref := next(refs, None)) is not None:
                 call[entry.name] = ref
-            elif "Optional" in str(entry.type) and not entry.has_default_value():
+            elif entry.required and type(None) in entry.alone:
                 call[entry.name] = None
         if (ref := next(refs, None)) is not None:
             names = ", ".join(entry.name for entry in taking) or "none"

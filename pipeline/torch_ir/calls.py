@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,42 +20,13 @@ import torch
 
 from pipeline.errors import SourceError
 from pipeline.ir import Attr, BodyRef, InputRef, Op, SymExpr, TorchConst
+from pipeline.ir.graph import parts
 from pipeline.ir.tagged import read_attr
+from pipeline.runtime.call_schema import CONSTANTS, arguments, find_wrong_type, say_missing, say_unknown
 from pipeline.runtime.operators import find_operator
 from pipeline.torch_ir.errors import Unexpected
 
 SIZES, MASKS = "_tensor_list_sizes", "_tensor_list_none_masks"
-
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """One argument of a schema. `kind`: tensor, tensors, dtype, device, layout, memory_format, or other.
-
-    It takes a single item of the types `alone`, and a list of items of the types `each` (empty: no list).
-    """
-
-    name: str
-    kind: str
-    type: str
-    """As torch writes it: `Optional[List[int]]`."""
-    required: bool
-    alone: frozenset[type]
-    each: frozenset[type]
-
-    def takes(self, item: Attr) -> bool:
-        if type(item) is tuple:
-            if not self.each:
-                return object in self.alone
-            return all(type(part) in self.each and self.holds(part) for part in item)
-        if not self.holds(item):
-            return False
-        if type(item) is TorchConst:
-            return item.kind == self.kind or object in self.alone
-        return type(item) in self.alone or object in self.alone
-
-    def holds(self, item: Attr) -> bool:
-        """Whether an integer fits into torch's 64 bits; a scalar may be unsigned."""
-        return type(item) is not int or -LIMIT <= item < (LIMIT if "int" in self.type else 2 * LIMIT)
 
 
 def needs_exact_call(op: Op) -> bool:
@@ -100,42 +70,6 @@ def find_known_operator(kind: str) -> Any:
         return None
 
 
-def arguments(kind: str) -> Mapping[str, Argument]:
-    """Those that the operator's schema has, by name; none where torch has no such operator."""
-    try:
-        return _arguments(kind)
-    except SourceError:
-        return {}
-
-
-@cache
-def _arguments(kind: str) -> dict[str, Argument]:
-    """Cached. An unknown operator raises, which `cache` does not keep: a module imported later may define it."""
-    return {argument.name: _read_argument(argument) for argument in find_operator(kind)._schema.arguments}
-
-
-def _read_argument(argument: Any) -> Argument:
-    whole = str(argument.real_type)
-    type_, optional = _inner(whole, "Optional[")
-    kind = SCHEMA_KINDS.get(type_, "tensors" if "Tensor" in type_ else "other")
-    described = argument.name, kind, whole, not argument.has_default_value()
-    none = frozenset({type(None)}) if optional else frozenset()
-    part, is_list = _inner(type_, "List[")
-    if not is_list:
-        return Argument(*described, TYPES.get(type_, ANYTHING) | none, frozenset())
-    part, holes = _inner(part, "Optional[")
-    each = frozenset({InputRef}) if part == "Tensor" else TYPES.get(part, ANYTHING)
-    if each is ANYTHING:
-        return Argument(*described, ANYTHING, frozenset())
-    # torch takes a single number for a list of equal ones
-    return Argument(*described, each - {InputRef} | none, each | {type(None)} if holes else each)
-
-
-def _inner(type_: str, outer: str) -> tuple[str, bool]:
-    """(what is inside of `outer`, whether it is there)"""
-    return (type_.removeprefix(outer)[:-1], True) if type_.startswith(outer) else (type_, False)
-
-
 def _read(kind: str, inputs: int, attrs: Mapping[str, Any]) -> dict[str, Attr]:
     if find_known_operator(kind) is None:
         return _read_bare(attrs)
@@ -165,28 +99,19 @@ def _build_tensor_list(indices: Iterator[int], count: int, mask: Sequence[bool] 
 def _parse_item(kind: str, item: Any) -> Attr:
     if isinstance(item, list | tuple):
         return tuple(_parse_item(kind, part) for part in item)
-    if kind in KINDS and isinstance(item, str | KINDS[kind]):
+    if kind in CONSTANTS and isinstance(item, str | CONSTANTS[kind]):
         return torch_const(kind, str(item))
     return item
 
 
 def _check_constant(item: Attr) -> Attr:
-    if type(item) is TorchConst and item.kind in KINDS:
+    if type(item) is TorchConst and item.kind in CONSTANTS:
         torch_const(item.kind, item.name)
     return item
 
 
 TORCHS_OWN = frozenset({"aten", "prims"})
 """Namespaces of operators that are there wherever torch is."""
-
-SCHEMA_KINDS = {
-    "Tensor": "tensor",
-    "ScalarType": "dtype",
-    "Device": "device",
-    "Layout": "layout",
-    "MemoryFormat": "memory_format",
-}
-"""Types of a schema's arguments, as torch names them (torch 2.13), optional or not."""
 
 
 def check_call(kind: str, inputs: int, attrs: Mapping[str, Attr], written: Collection[str], whole: bool) -> None:
@@ -199,60 +124,19 @@ def check_call(kind: str, inputs: int, attrs: Mapping[str, Attr], written: Colle
     known = arguments(kind)
     if not known:
         return
-    for name in written:
-        if name not in known and name not in LISTS:
-            raise Unexpected(f"{kind}: found the argument {name!r}, expected only {', '.join(known)}")
-    used: list[int] = []
-    for name, item in attrs.items():
-        if type(item) is InputRef:
-            used.append(item.index)
-        elif type(item) is tuple:
-            used += [part.index for part in item if type(part) is InputRef]
-        if (type(item) not in known[name].alone or type(item) is int) and not known[name].takes(item):
-            raise Unexpected(f"{kind}: {name}: found {_format_item(item)}, expected {known[name].type}")
+    said = next((say_unknown(name, known) for name in written if name not in known and name not in LISTS), "")
+    said = said or find_wrong_type(known, attrs)
     missing = [name for name, argument in known.items() if argument.required and name not in attrs]
-    if whole and missing:
-        said = ", ".join(missing)
-        raise Unexpected(f"{kind}: found no {said}, expected each argument that has no default, None too")
+    if said or (whole and missing):
+        raise Unexpected(f"{kind}: {said or say_missing(missing)}")
+    used = [part.index for item in attrs.values() for part in parts(item) if type(part) is InputRef]
     if whole and used != list(range(inputs)):
         if len(used) == inputs:
-            raise Unexpected(
-                f"{kind}: found inputs {_format_item(tuple(used))}, expected each of {inputs} once, in order"
-            )
+            raise Unexpected(f"{kind}: found inputs {tuple(used)}, expected each of {inputs} once, in order")
         raise Unexpected(f"{kind}: found {inputs} inputs, expected {len(used)}, as many as its arguments take")
 
 
-def _format_item(item: Attr) -> str:
-    if type(item) is InputRef:
-        return "a tensor"
-    return "null" if item is None else str(item.name if type(item) is TorchConst else repr(item))[:60]
-
-
 LISTS = frozenset({SIZES, MASKS})
-
-LIMIT = 2**63
-"""torch's integers have 64 bits."""
-
-ANYTHING: frozenset[type] = frozenset({object})
-
-SCALARS: frozenset[type] = frozenset({bool, int, InputRef, SymExpr})
-"""What torch takes for a number: a tensor of one element and a symbolic size too."""
-
-TYPES: dict[str, frozenset[type]] = {
-    "Tensor": SCALARS | {float, complex},
-    "int": SCALARS,
-    "bool": SCALARS,
-    "float": SCALARS | {float},
-    "number": SCALARS | {float, complex},
-    "complex": SCALARS | {float, complex},
-    "str": frozenset({str}),
-    "ScalarType": frozenset({int}),
-    "Device": frozenset(),
-    "Layout": frozenset({int}),
-    "MemoryFormat": frozenset({int}),
-}
-"""What torch takes for a schema's types (torch 2.13); of any other type anything is taken.
-A TorchConst is taken where its own kind is asked for."""
 
 
 def as_torch(item: Attr) -> Any:
@@ -263,7 +147,7 @@ def as_torch(item: Attr) -> Any:
         case TorchConst("device", name):
             return torch.device(name)
         case TorchConst(kind, name):  # `auto_functionalized` has the name of an operator, which may not be imported
-            return getattr(torch, name) if kind in KINDS else name
+            return getattr(torch, name) if kind in CONSTANTS else name
         case SymExpr(expression):
             return expression
         case InputRef(index) | BodyRef(index):
@@ -276,7 +160,7 @@ def as_attr(item: Any) -> Attr:
     """The inverse of `as_torch`."""
     if isinstance(item, list | tuple):
         return tuple(as_attr(part) for part in item)
-    for kind, cls in KINDS.items():
+    for kind, cls in CONSTANTS.items():
         if isinstance(item, cls):
             return TorchConst(kind, str(item).removeprefix("torch."))
     return item
@@ -306,7 +190,7 @@ def torch_const(kind: str, name: str) -> TorchConst:
     """
     name = name.removeprefix("torch.")
     found = _device(name) if kind == "device" else getattr(torch, name, None)
-    if not isinstance(found, KINDS[kind]):
+    if not isinstance(found, CONSTANTS[kind]):
         raise ValueError(f"torch has no {kind} {name!r}, expected one such as {EXAMPLES[kind]}")
     return TorchConst(kind, name)
 
@@ -317,13 +201,6 @@ def _device(name: str) -> torch.device | None:
     except RuntimeError:
         return None
 
-
-KINDS: dict[str, type] = {
-    "dtype": torch.dtype,
-    "device": torch.device,
-    "layout": torch.layout,
-    "memory_format": torch.memory_format,
-}
 
 EXAMPLES = {
     "dtype": "'float32'",

@@ -84,13 +84,13 @@ WRONG_CALLS: dict[str, tuple[Emit, str]] = {
     ),
     "True for an axis": (
         lambda b, x: b.emit("aten.amin.default", [x], [("y", TensorSpec((2,), "float32"))], {"dim": True}),
-        "op aten.amin.default: the argument 'dim' is True; expected int",
+        "op aten.amin.default: the argument 'dim' is True; expected List[int]",
     ),
     "a dtype that torch lacks": (
         lambda b, x: b.emit(
             "aten.sum.dim_IntList", [x], [("y", F23)], {"dim": None, "dtype": TorchConst("dtype", "f4")}
         ),
-        "op aten.sum.dim_IntList: the argument 'dtype' is TorchConst(kind='dtype', name='f4'); expected a TorchConst(",
+        "op aten.sum.dim_IntList: the argument 'dtype' is TorchConst(kind='dtype', name='f4'); expected Optional",
     ),
     "a size that data decide": (
         lambda b, x: b.emit("aten.nonzero.default", [x], [("y", I23)]),

@@ -133,27 +133,27 @@ WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
         r"nodes\[0\]: strides: found 'n' of the dim",
     ),
     "line": (("nodes", 0, "line"), [1], r"nodes\[0\].line: found \[1\], expected a string"),
-    "no inputs": (("nodes", 1, "inputs"), [], r"nodes\[1\]: aten.mul.Tensor: found no self, other, expected each"),
+    "no inputs": (("nodes", 1, "inputs"), [], r"nodes\[1\]: aten.mul.Tensor: it lacks 2 arguments: self, other;"),
     "an argument twice": (("nodes", 1, "attrs"), {"other": 2}, r"mul.Tensor: found 2 inputs, expected 1, as many as"),
     "an argument of no type": (
         ("nodes", 1, "attrs"),
         {"other": "p_w"},
-        r"nodes\[1\]: aten.mul.Tensor: other: found 'p_w', expected Tensor; save the IR again",
+        r"nodes\[1\]: aten.mul.Tensor: the argument 'other' is 'p_w'; expected Tensor; save the IR again",
     ),
     "an unknown argument": (
         ("nodes", 1, "attrs"),
         {"zzz": 3},
-        r"nodes\[1\]: aten.mul.Tensor: found the argument 'zzz', expected only self, other; save",
+        r"nodes\[1\]: aten.mul.Tensor: it has no argument 'zzz'; its arguments: self, other; save",
     ),
     "an unknown argument of a call": (
         ("nodes", 1, "call"),
         {"zzz": {"int": 3}},
-        r"mul.Tensor: found the argument 'zzz'",
+        r"mul.Tensor: it has no argument 'zzz'",
     ),
     "a number of 100 bits": (
         ("nodes", 1, "attrs"),
         {"other": 2**100},
-        r"nodes\[1\]: aten.mul.Tensor: other: found 1267650600228229401496703205376, expected Tensor; save",
+        r"nodes\[1\]: aten.mul.Tensor: the argument 'other' is 1267650600228229401496703205376; expected Tensor; save",
     ),
     "a tensor of a call": (
         ("nodes", 1, "call"),

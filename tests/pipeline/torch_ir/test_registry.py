@@ -103,9 +103,9 @@ def test_all_that_a_conversion_returns_counts_or_is_refused() -> None:
         "reads": (lambda node: replace(node, inputs=[x]), "reads 'x'; no such tensor"),
         "itself": (lambda node: replace(node, inputs=node.outputs), "not sound"),
         "shape": (lambda node: replace(node, outputs=[TensorMeta("relu", (-1,), "float32")]), "may not be negative"),
-        "another": (lambda node: replace(node, op_type="aten.add.Tensor"), "aten.add.Tensor: found no other"),
+        "another": (lambda node: replace(node, op_type="aten.add.Tensor"), "aten.add.Tensor: it lacks 1 argument"),
         "raises": (lambda node: node.attrs["none"], "conversion of aten.relu.default failed: KeyError: 'none'"),
-        "argument": (lambda node: replace(node, op_type="aten.neg.default", attrs={"by": 2}), "the argument 'by'"),
+        "argument": (lambda node: replace(node, op_type="aten.neg.default", attrs={"by": 2}), "no argument 'by'"),
     }.values():
         register_op("aten.relu")(lambda info, wrong=wrong: wrong(_as_it_is(info)))
         with pytest.raises(ConversionError, match=said):

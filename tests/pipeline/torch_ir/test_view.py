@@ -211,11 +211,11 @@ def test_an_ir_by_hand_runs() -> None:
 MISTAKES: dict[str, tuple[Callable[[IR], Any], str]] = {
     "a value": (
         lambda ir: with_alpha(ir, "x"),
-        r"nodes\[\d\]: aten.add.Tensor: alpha: found 'x', expected number; change that part of it$",
+        r"nodes\[\d\]: aten.add.Tensor: the argument 'alpha' is 'x'; expected number; change that part of it$",
     ),
     "an argument": (
         lambda ir: with_node(ir, "aten.t.", attrs={"zzz": 1}),
-        r"nodes\[\d\]: aten.t.default: found the argument 'zzz', expected only self",
+        r"nodes\[\d\]: aten.t.default: it has no argument 'zzz'; its arguments: self",
     ),
     "an argument beside an exact call": (
         lambda ir: with_node(ir, "aten.clamp", attrs={"min": 1}),
