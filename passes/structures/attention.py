@@ -21,14 +21,18 @@ from passes.structures.view import GraphView, carried_inputs
 
 
 def find_attentions(view: GraphView) -> Iterator[Candidate]:
-    """Each attention, as one operator or as Softmax between two products of computed values."""
+    """Each attention, as one operator or as Softmax, perhaps written with Exp, between two products of computed
+    values."""
     yield from find_fused(view, FUSED_OPS, inputs=3)
-    for softmax in view.by_op.get("Softmax", ()):
-        scores = next((up for up in view.upstream(softmax.input[0], BEFORE) if _is_joint(view, up)), None)
-        context = next((down for down, _ in view.downstream(softmax.output[0], AFTER) if _is_joint(view, down)), None)
-        if scores is not None and context is not None:
-            pins = (scores.output[0], softmax.output[0], context.output[0])
-            yield Candidate(context, (scores, softmax, context), pins, allow_gaps=True)
+    for op, mixers in (("Exp", MIXERS), ("Softmax", frozenset[str]())):
+        for softmax in view.by_op.get(op, ()):
+            before = view.upstream(softmax.input[0], BEFORE - mixers)
+            after = view.downstream(softmax.output[0], AFTER - mixers)
+            scores = next((up for up in before if _is_joint(view, up)), None)
+            context = next((down for down, _ in after if _is_joint(view, down)), None)
+            if scores is not None and context is not None:
+                pins = (scores.output[0], softmax.output[0], context.output[0])
+                yield Candidate(context, (scores, softmax, context), pins, allow_gaps=True)
 
 
 def _is_joint(view: GraphView, node: NodeProto) -> bool:

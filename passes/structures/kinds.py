@@ -18,13 +18,13 @@ from passes.structures.core_check import find_lost_boundaries, find_lost_cores, 
 from passes.structures.norms import find_batch_norms, find_group_norms, find_layer_norms, find_rms_norms
 from passes.structures.projection_check import find_lost_projections
 from passes.structures.qkv import find_separate_qkv
+from passes.structures.rotary import find_rotary_embeddings
 from passes.structures.selectors import find_modules, find_nodes, name_of
 from passes.structures.short_patterns import (
     find_embeddings,
     find_loras,
     find_pairs,
     find_residuals,
-    find_rotary_embeddings,
 )
 from passes.structures.types import Instance, SearchResult
 from passes.structures.view import DEQUANTIZE, QUANTIZE, GraphView

@@ -1,7 +1,7 @@
 """Find structures of a few nodes: residuals, embeddings, quantized tensors, and adapters.
 
 A residual is a sum of a value and of the output of a sublayer on that value. An embedding is a lookup of rows in a
-table of weights, or the rotary embedding. `qdq` are tensors that are quantized and dequantized before the operators
+table of weights. `qdq` are tensors that are quantized and dequantized before the operators
 that read them. An adapter is a product with two matrices of low rank, whose result is added to that of the matrix they
 adapt.
 """
@@ -16,8 +16,8 @@ from onnx import NodeProto
 from passes.graph.inference import EVERY_FLOAT
 from passes.graph.op_facts import ARRANGING, MATRIX_PRODUCTS, RECURRENT, attribute_of, op_of
 from passes.graph.traversal import reads_of
-from passes.structures.candidates import PROJECTION_OPS, Candidate, find_fused
-from passes.structures.view import DEQUANTIZE, NBITS, QUANTIZE, GraphView, quantized_weight
+from passes.structures.candidates import PROJECTION_OPS, Candidate
+from passes.structures.view import DEQUANTIZE, NBITS, GraphView, quantized_weight
 
 
 def find_residuals(view: GraphView) -> Iterator[Candidate]:
@@ -131,10 +131,17 @@ SCORE: Final = frozenset(
 
 
 def find_embeddings(view: GraphView) -> Iterator[Candidate]:
-    """Each Gather on axis 0 of a matrix. A lookup by constant indices is itself constant; `instances_of` drops it."""
-    for node in view.by_op.get("Gather", ()):
-        if attribute_of(node, "axis", 0) == 0 and _is_table(view, node.input[0]):
+    """Each Gather on axis 0 of a matrix, or GatherND of its rows. A lookup by constant indices is itself constant;
+    `instances_of` drops it."""
+    for node in (*view.by_op.get("Gather", ()), *view.by_op.get("GatherND", ())):
+        if _takes_rows(view, node) and _is_table(view, node.input[0]):
             yield Candidate(node, (node,), (node.output[0],))
+
+
+def _takes_rows(view: GraphView, node: NodeProto) -> bool:
+    if node.op_type == "Gather":
+        return attribute_of(node, "axis", 0) == 0
+    return (view.dims(node.input[1]) or ("",))[-1] == 1 and not attribute_of(node, "batch_dims", 0)
 
 
 def _is_table(view: GraphView, name: str) -> bool:
@@ -143,80 +150,6 @@ def _is_table(view: GraphView, name: str) -> bool:
         return len(quantized.stored.dims) == 2
     table = view.find_weight(name)
     return table is not None and len(table.dims) == 2 and table.data_type in EVERY_FLOAT
-
-
-def find_rotary_embeddings(view: GraphView) -> Iterator[Candidate]:
-    """Each rotary embedding, as one operator or written with halves that change places."""
-    yield from find_fused(view, ("RotaryEmbedding", "com.microsoft.RotaryEmbedding"))
-    for negation in view.by_op.get("Neg", ()):
-        yield from _find_concat_of_halves(view, negation)
-    for difference in view.by_op.get("Sub", ()):
-        yield from _find_sums_of_halves(view, difference)
-
-
-def _find_concat_of_halves(view: GraphView, negation: NodeProto) -> Iterator[Candidate]:
-    """x·cos + concat(-b, a)·sin, where a and b are parts of x."""
-    for joined, _ in view.downstream(negation.output[0], BETWEEN):
-        if joined.op_type != "Concat":
-            continue
-        wholes = [
-            set(_wholes(view, negation.input[0] if value == negation.output[0] else value))
-            for value in (view.origin_of(name, ARRANGING, pairs=True) for name in joined.input)
-        ]
-        common = set.intersection(*wholes)
-        for rotated, _ in view.downstream(joined.output[0], BETWEEN):
-            for total in view.find_consumers(rotated.output[0], "Add") if rotated.op_type == "Mul" else ():
-                straight = view.find_producer(view.other_operand(total, rotated.output[0]), "Mul")
-                x = common.intersection(map(view.source, straight.input)) if straight is not None else ()
-                if straight is not None and len(x) == 1:
-                    nodes = (negation, joined, rotated, straight, total)
-                    yield Candidate(total, nodes, (*x, joined.output[0], total.output[0]))
-
-
-def _find_sums_of_halves(view: GraphView, difference: NodeProto) -> Iterator[Candidate]:
-    """concat(a·cos - b·sin, b·cos + a·sin), where a and b are parts of x."""
-    left, right = (view.find_producer(name, "Mul") for name in difference.input)
-    if left is None or right is None:
-        return
-    for a in left.input:
-        for total, crossed in _crossed_sums(view, a, left, right):
-            for joined, _ in view.downstream(difference.output[0], BETWEEN):
-                parts = {view.source(view.origin_of(name, ARRANGING, pairs=True)) for name in joined.input}
-                if joined.op_type == "Concat" and parts == {difference.output[0], total.output[0]}:
-                    nodes = (left, right, difference, *crossed, total, joined)
-                    yield Candidate(joined, nodes, (difference.output[0], total.output[0], joined.output[0]))
-
-
-def _crossed_sums(
-    view: GraphView, a: str, left: NodeProto, right: NodeProto
-) -> Iterator[tuple[NodeProto, tuple[NodeProto, NodeProto]]]:
-    """Sums b·cos + a·sin, given that left = a·cos and right = b·sin."""
-    cos = view.source(view.other_operand(left, view.source(a)))
-    for product in view.find_consumers(view.source(a), "Mul"):
-        sin = view.source(view.other_operand(product, view.source(a)))
-        if product.output[0] == left.output[0] or sin not in {view.source(name) for name in right.input}:
-            continue
-        b = view.source(view.other_operand(right, sin))
-        for total in view.find_consumers(product.output[0], "Add"):
-            second = view.find_producer(view.other_operand(total, product.output[0]), "Mul")
-            if second is not None and {view.source(name) for name in second.input} == {b, cos}:
-                yield total, (product, second)
-
-
-def _wholes(view: GraphView, part: str) -> Iterator[str]:
-    """The values that `part` was cut out of, nearest first."""
-    for node in view.upstream(part, CUTS):
-        if node.op_type in CUTS:
-            yield view.source(node.input[0])
-
-
-CUTS: Final = frozenset(
-    {"Slice", "Split", "SplitToSequence", "SequenceAt", "Gather", "Identity", "Squeeze", QUANTIZE, DEQUANTIZE}
-)
-"""Ops that take a half, or every second element, and what may be between two of them."""
-
-BETWEEN: Final = ARRANGING | {QUANTIZE, DEQUANTIZE, "Clip"}
-"""Ops that may be between two steps of a rotary embedding."""
 
 
 def find_pairs(view: GraphView) -> Iterator[Candidate]:

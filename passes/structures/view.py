@@ -182,7 +182,7 @@ class GraphView(GraphIndex):
 
     def other_operand(self, node: NodeProto, name: str) -> str:
         """The operand of a binary `node` that is not `name`."""
-        return node.input[0] if self.source(node.input[1]) == name else node.input[1]
+        return node.input[0] if self.source(node.input[1]) == self.source(name) else node.input[1]
 
     def find_producer(self, name: str, *ops: str) -> NodeProto | None:
         """The node that makes `self.source(name)`, if its op is in `ops` of the default domain."""

@@ -26,10 +26,19 @@ FORMS = {
     "heads mixed before and after": """
         s0 = MatMul (q, k) s = MatMul (s0, mix) p0 = Softmax <axis = -1> (s) p = MatMul (p0, mix) y = MatMul (p, v)
     """,
+    "softmax by exponentials, with a sink": """
+        end = Constant <value_ints = [-1]> () one = Constant <value_float = 1.0> ()
+        s = MatMul (q, k) top = ReduceMax (s, end) d = Sub (s, top) p = Exp (d) t0 = ReduceSum (p, end)
+        t = Add (t0, one) n = Div (p, t) y = MatMul (n, v)
+    """,
+    "a logarithm of softmax, undone": "s = MatMul (q, k) l = LogSoftmax (s) p = Exp (l) y = MatMul (p, v)",
     "soft cap": "s0 = MatMul (q, k) s1 = Tanh (s0) p = Softmax <axis = -1> (s1) y = MatMul (p, v)",
 }
 OTHERS = {
     "a softmax at the end": "s = MatMul (q, k) p = Softmax (s) r = Relu (p) y = MatMul (r, v)",
+    "an exponential of features, as in linear attention": """
+        e = Exp (k) state = MatMul (e, v) y = MatMul (q, state)
+    """,
     "no softmax": "s = MatMul (q, k) y = MatMul (s, v)",
     "a softmax of no product": """
         p = Softmax (q) t = Transpose <perm = [0, 2, 1]> (p) s = MatMul (p, t) y = MatMul (s, v)

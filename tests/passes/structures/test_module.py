@@ -172,6 +172,10 @@ FORMS = {
         base0 = MatMul (x, w) base = Add (base0, bias) h0 = MatMul (x, a)
         two = Constant <value_float = 2.0> () h = Mul (h0, two) d = MatMul (h, b) y = Add (d, base)
     """,
+    "in another type, as PEFT has it": """
+        base = MatMul (x, w) x11 = Cast <to = 11> (x) a11 = Cast <to = 11> (a) b11 = Cast <to = 11> (b)
+        h = MatMul (x11, a11) d = MatMul (h, b11) d1 = Cast <to = 1> (d) y = Add (base, d1)
+    """,
     "torch's layout": """
         ta = Transpose <perm = [1, 0]> (at) tb = Transpose <perm = [1, 0]> (bt)
         base = MatMul (x, w) h = MatMul (x, ta) d = MatMul (h, tb) y = Add (base, d)

@@ -98,6 +98,7 @@ def test_a_gemm_that_takes_the_sum_in_is_a_loss() -> None:
 
 LOOKUPS = {
     "by the input": "y = Gather (table, ids)",
+    "rows by GatherND": "end = Constant <value_ints = [-1]> () i = Unsqueeze (ids, end) y = GatherND (table, i)",
     "by what is computed": "one = Constant <value_ints = [1]> () i = Add (ids, one) y = Gather <axis = 0> (table, i)",
     "a table after Identity": "t = Identity (table) y = Gather (t, ids)",
 }

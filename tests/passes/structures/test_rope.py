@@ -12,7 +12,7 @@ HEAD = """
 g (float[1, 2, 4, 8] x, float[1, 1, 4, 8] cos, float[1, 1, 4, 8] sin, float[1, 1, 4, 4] c, float[1, 1, 4, 4] s)
     => (float[1, 2, 4, 8] y)
 <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] half = {4}, int64[1] all = {8},
- int64[1] last = {-1}>
+ int64[1] last = {-1}, float[8, 8] turn>
 """
 HALVES = "left = Slice (x, zero, half, last) right = Slice (x, half, all, last)"
 TURNED = "minus = Neg (right) turned = Concat <axis = -1> (minus, left)"
@@ -41,6 +41,20 @@ FORMS = {
         straight = Mul (few, c) across = Mul (turned, s) sum = Add (straight, across)
         y = Concat <axis = -1> (sum, rest)
     """,
+    "the signs in the table": f"""
+        {HALVES} swapped = Concat <axis = -1> (right, left) c0 = Cos (cos) s0 = Sin (c) less = Neg (s0)
+        s1 = Concat <axis = -1> (less, s0) straight = Mul (x, c0) across = Mul (swapped, s1) y = Add (straight, across)
+    """,
+    "turned by a matrix": """
+        c0 = Cos (cos) s0 = Sin (cos) turned = MatMul (x, turn) straight = Mul (c0, x) across = Mul (turned, s0)
+        y = Add (straight, across)
+    """,
+    "turned as pairs, and scaled as heads": """
+        shape = Constant <value_ints = [1, 2, 4, 8]> () split = Constant <value_ints = [1, 2, 4, 4, 2]> ()
+        pairs = Reshape (x, split) even, odd = Split <axis = -1, num_outputs = 2> (pairs) minus = Neg (odd)
+        swapped = Concat <axis = -1> (minus, even) turned = Reshape (swapped, shape)
+        straight = Mul (x, cos) across = Mul (turned, sin) y = Add (straight, across)
+    """,
     "two halves apart": f"""
         {HALVES}
         lc = Mul (left, c) rs = Mul (right, s) first = Sub (lc, rs)
@@ -48,7 +62,23 @@ FORMS = {
         y = Concat <axis = -1> (first, second)
     """,
 }
+MATRICES = """
+    split = Constant <value_ints = [1, 2, 4, 4, 1, 2]> () square = Constant <value_ints = [1, 1, 4, 4, 2, 2]> ()
+    shape = Constant <value_ints = [1, 2, 4, 8]> ()
+    first = Constant <value_int = 0> () second = Constant <value_int = 1> ()
+    c0 = Cos (c) s0 = Sin (c) less = Neg (s0) four = Concat <axis = -1> (c0, less, s0, c0) m = Reshape (four, square)
+    pairs = Reshape (x, split) a = Gather <axis = -1> (pairs, first) b = Gather <axis = -1> (pairs, second)
+    ma = Gather <axis = -1> (m, first) mb = Gather <axis = -1> (m, second)
+"""
 OTHERS = {
+    "parts of another value": f"""{MATRICES}
+        z0 = Relu (x) z1 = Reshape (z0, split) z = Gather <axis = -1> (z1, second)
+        left = Mul (ma, a) right = Mul (mb, z) sum = Add (left, right) y = Reshape (sum, shape)
+    """,
+    "the angles of sines alone": f"""
+        {HALVES} swapped = Concat <axis = -1> (right, left) s0 = Sin (cos) s1 = Sin (sin)
+        straight = Mul (x, s0) across = Mul (swapped, s1) y = Add (straight, across)
+    """,
     "turned without a straight term": f"{HALVES} {TURNED} y = Mul (turned, sin)",
     "the straight term is another value": f"""
         {HALVES} {TURNED} z = Relu (x)
@@ -71,6 +101,11 @@ OTHERS = {
 def test_finds_each_form_once(form: str) -> None:
     instances = found("rope", drawn(f"{HEAD} {{ {FORMS[form]} }}"))
     assert names(instances) == (["sum"] if "NeoX" in form else ["y"])
+
+
+def test_a_product_with_rotations_is_found() -> None:
+    text = f"{MATRICES} left = Mul (ma, a) right = Mul (mb, b) sum = Add (left, right) y = Reshape (sum, shape)"
+    assert names(found("rope", drawn(f"{HEAD} {{ {text} }}"))) == ["sum"]
 
 
 @pytest.mark.parametrize("form", OTHERS)
