@@ -8,6 +8,8 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from passes.graph.traversal import every_graph, every_node
+
 Edit = Callable[[np.ndarray], np.ndarray]
 
 
@@ -263,4 +265,29 @@ def as_zeros(model: ModelProto, *, output: str) -> ModelProto:
     place = list(model.graph.node).index(node)
     model.graph.node.insert(place, helper.make_node("Sub", [node.input[1], node.input[1]], [output]))
     model.graph.node.remove(node)
+    return model
+
+
+def nudge(model: ModelProto, *, value: str, dtype: str = "FLOAT", tidies: bool = False) -> ModelProto:
+    """Multiply a value by 1.05, wherever it is computed; `tidies`: drop the Identities of the main graph as well."""
+    for graph in every_graph(model.graph):
+        for place, node in enumerate(graph.node):
+            if value in node.output:
+                node.output[list(node.output).index(value)] = f"{value}/right"
+                factor = helper.make_tensor("", TensorProto.DataType.Value(dtype), [], [1.05])
+                constant = helper.make_node("Constant", [], [f"{value}/factor"], value=factor)
+                wrong = helper.make_node("Mul", [f"{value}/right", f"{value}/factor"], [value])
+                graph.node.insert(place + 1, constant)
+                graph.node.insert(place + 2, wrong)
+                break
+    return drop_identities(model) if tidies else model
+
+
+def drop_identities(model: ModelProto) -> ModelProto:
+    """A sound pass."""
+    same = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "Identity"}
+    for node in [node for node in model.graph.node if node.op_type == "Identity"]:
+        model.graph.node.remove(node)
+    for node in every_node(model.graph):
+        node.input[:] = [same.get(name, name) for name in node.input]
     return model
