@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Final
 
@@ -79,7 +79,7 @@ class Readings:
     rows: dict[int, np.ndarray] = field(default_factory=dict)
     """Lookup → for each row whether it was read."""
     selectors: dict[int, list[bytes]] = field(default_factory=dict)
-    """Lookup → a digest of its selectors, for each draw."""
+    """Lookup → a digest of its selectors, for each draw; none where values of inputs decide them."""
     taken: dict[int, set[bool]] = field(default_factory=dict)
     counts: dict[int, list[int]] = field(default_factory=dict)
     reached: dict[int, tuple[bool, bool, bool]] = field(default_factory=dict)
@@ -118,8 +118,9 @@ class Readings:
         dims = tuple(int(dim) for dim in got[_name("lookup", index, "dims")])
         read = lookup.rows_read(dims, values)
         self.rows[index] = self.rows[index] | read if index in self.rows else read
-        digest = hashlib.sha256(b"".join(array.tobytes() for array in values.values()))
-        self.selectors.setdefault(index, []).append(digest.digest())
+        if not lookup.by_value:
+            digest = hashlib.sha256(b"".join(array.tobytes() for array in values.values()))
+            self.selectors.setdefault(index, []).append(digest.digest())
 
 
 PARTS: Final = ("below", "above", "inside")
@@ -132,7 +133,7 @@ def _name(*parts: object) -> str:
 def gauges_of(model: DetachedModel) -> Gauges:
     """Find everything in `model` that gauges can measure."""
     branches, loops, limits, index = [], [], [], model.index
-    by_value = cache(lambda: values_of_inputs(model))  # few models have a limit that asks for them
+    by_value = cache(lambda: values_of_inputs(model))  # few models have a lookup or a limit that asks for them
     nested = sum(node.op_type in MEASURED | COMPARISONS for node in _nested_nodes(model))
     nested += sum(node.op_type in OPS for function in model.proto.functions for node in function.node)
     for node in model.index.live[::-1]:
@@ -150,7 +151,8 @@ def gauges_of(model: DetachedModel) -> Gauges:
     single = {name for name, tensor in tensors.items() if math.prod(tensor.dims) == 1}
     terms = find_terms(model.proto.graph, index.folded, single)
     nested += sum(len(find_terms(body, index.folded | GraphIndex(body).folded)) for body in _bodies(model))
-    return Gauges(tuple(find_lookups(model)), tuple(branches), tuple(loops), tuple(limits), terms, nested)
+    lookups = [replace(lookup, by_value=not by_value().isdisjoint(lookup.selectors)) for lookup in find_lookups(model)]
+    return Gauges(tuple(lookups), tuple(branches), tuple(loops), tuple(limits), terms, nested)
 
 
 def gauges_of_changes(before: DetachedModel, after: DetachedModel) -> Gauges:

@@ -47,6 +47,8 @@ class Lookup:
     is_nested: bool = False
     one_hot: int | None = None
     """For a product of the table with a one-hot value (`selectors`): the axis of that value that counts the rows."""
+    by_value: bool = False
+    """Whether the selectors depend on the elements of some input, and not only on its shape."""
 
     @property
     def reads_whole_rows(self) -> bool:

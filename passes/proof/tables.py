@@ -20,7 +20,7 @@ from passes.graph.index import copy_of, extract
 from passes.graph.traversal import reads_of
 from passes.model.canonical import ValueDigests
 from passes.proof.gauges import Gauges, Readings
-from passes.proof.lookups import Lookup, find_lookups, values_of_inputs
+from passes.proof.lookups import Lookup, find_lookups
 from passes.proof.numbers import Tolerance, tolerance_for
 from passes.structures.projection_check import computed_constant
 from passes.suggest import join_first
@@ -186,15 +186,9 @@ def tables_of(gauges: Gauges, readings: Readings, model: DetachedModel, digests:
     """The tables of the source, with the number of rows that the draws have read."""
     tables = []
     dims = {name: tuple(tensor.dims) for name, tensor in model.index.initializers.items()}
-    by_value = values_of_inputs(model) if gauges.lookups else set()
     for index, lookup in enumerate(gauges.lookups):
         rows, selectors = readings.rows.get(index), readings.selectors.get(index, [])
-        varies = (
-            lookup.is_nested
-            or not by_value.isdisjoint(lookup.selectors)
-            or len(selectors) < 2
-            or len(set(selectors)) > 1
-        )
+        varies = lookup.is_nested or lookup.by_value or len(selectors) < 2 or len(set(selectors)) > 1
         shape = dims.get(lookup.data, ()) if lookup.stored is None else tuple(lookup.stored.dims)
         count = len(rows) if rows is not None else shape[lookup.axis] if lookup.axis < len(shape) else 0
         read = None if rows is None else int(rows.sum())
