@@ -1,13 +1,8 @@
 """How a tensor of the feed reaches its slot: small inputs are copied, large ones and weights are pointed at.
 
-A copy of a few KiB costs less than pointing operands at other memory, and a copy of a large tensor would cost more: a
-second KV cache where one is fed.
-
-The tensors in a launch, and how to point them at other memory.
-
-A launch is data, a `functools.partial` of a function with its arguments, so its operands can be listed. A slot whose
-memory changes from run to run, such as a large input, is then a pointer write: all tensors that show it are pointed at
-the new memory, and no kernel is bound again.
+A copy of a few KiB costs less than pointing operands at other memory; a copy of a large tensor would cost more, such as
+a second KV cache where one is fed. A launch is data, a `functools.partial` of a function with its arguments, so its
+operands can be listed: all tensors that show a slot are pointed at the new memory, and no kernel is bound again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Bind tensors to slots: weights, the arena, and the feed.
+"""Bind tensors to slots: stored values, the arena, and the feed.
 
-Weights are bound over the model's own bytes, once for all contexts. Arena values are typed views of one buffer of a
-context. `pipeline.runtime.feeding` says how a feed reaches its slots.
-
-Stored values as tensors: payloads of the graph, or tensors that the caller gives by name.
+Weights are payloads of the graph, or tensors that the caller gives by name; they are bound over their own bytes, once
+for all contexts. Arena values are typed views of one buffer of a context. `pipeline.runtime.feeding` says how a feed
+reaches its slots.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir.graph import DTYPE_BITS, Graph, Payload, Role, Value
 from pipeline.planning import ExecutionPlan, FeedEntry, FeedSignature, Slot
 from pipeline.runtime.devices import CPU, Device
-from pipeline.runtime.tensors import as_tensor, dtype_name, why_unreadable, with_strides
+from pipeline.runtime.tensors import as_tensor, dtype_name, is_same, why_unreadable, with_strides
 
 Weights = Mapping[str, torch.Tensor]
 
@@ -105,19 +104,8 @@ def _differing_aliases(found: Iterable[Sequence[str]], tensors: Weights) -> Iter
     """Names of one weight under which different tensors are given: either could be meant."""
     pairs = {frozenset((first, name)): (first, name) for first, *others in found for name in others}
     for first, name in pairs.values():
-        if not _is_same(tensors[first], tensors[name]):
+        if not is_same(tensors[first], tensors[name]):
             yield f"{first!r} and {name!r} are names of one weight, and the two tensors differ: leave one of them out"
-
-
-def _is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors of one shape and dtype have the same memory, or the same bytes."""
-    if (
-        _same_storage(first, second)
-        and first.storage_offset() == second.storage_offset()
-        and first.stride() == second.stride()
-    ):
-        return True
-    return bool(TensorPayload(first).numpy().tobytes() == TensorPayload(second).numpy().tobytes())
 
 
 def _wrong(graph: Graph, vids: Mapping[str, int], name: str, tensor: torch.Tensor) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from pipeline.errors import UsageError
+from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir.graph import DTYPE_BITS
 
 
@@ -59,11 +59,7 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """The tensor as an array that owns its memory."""
-    tensor = tensor.detach().cpu().contiguous()
-    dtype = NOT_IN_NUMPY.get(tensor.dtype)
-    if dtype is None:
-        return tensor.numpy().copy()
-    return tensor.reshape(-1).view(torch.uint8).numpy().view(dtype).reshape(tensor.shape).copy()
+    return TensorPayload(tensor).numpy().copy()
 
 
 TORCH: Any = torch
@@ -89,13 +85,6 @@ def why_unreadable(tensor: torch.Tensor) -> str:
     return ""
 
 
-NOT_IN_NUMPY = {
-    torch_dtype(name): np.dtype(getattr(ml_dtypes, name))
-    for name in ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
-}
-"""torch's dtypes that numpy has from ml_dtypes only."""
-
-
 def with_strides(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
     """`tensor` with exactly these strides, in elements, or contiguous (None); copied only where they differ.
 
@@ -106,7 +95,7 @@ def with_strides(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.T
         return tensor.contiguous()
     if tensor.stride() == tuple(strides):
         return tensor
-    if not tensor.numel() or _same_strides(tensor, strides):
+    if has_strides(tensor, strides):
         return tensor.as_strided(tensor.shape, strides)
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
@@ -116,9 +105,20 @@ def resolve_views(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_conj().resolve_neg()
 
 
-def _same_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+def has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Whether each element lies where `strides` say; those of an axis of size 1 and of an empty tensor say nothing."""
     axes = zip(tensor.shape, tensor.stride(), strides, strict=True)
-    return all(size == 1 or own == wanted for size, own, wanted in axes)
+    return not tensor.numel() or all(size == 1 or own == wanted for size, own, wanted in axes)
+
+
+def is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype have the same memory, or the same bytes."""
+    first_place, second_place = (
+        (storage_id(tensor), tensor.storage_offset(), tensor.stride()) for tensor in (first, second)
+    )
+    if first_place == second_place:
+        return True
+    return TensorPayload(first).numpy().tobytes() == TensorPayload(second).numpy().tobytes()
 
 
 class _Unlocked:

@@ -26,6 +26,7 @@ from pipeline.ops.aten.memory import AS_STRIDED
 from pipeline.runtime.call_check import find_mismatch, key_of_call
 from pipeline.runtime.kernels.base import place_of
 from pipeline.runtime.operators import find_operator
+from pipeline.runtime.tensors import has_strides
 from pipeline.torch_ir.arguments import Inputs, feed
 from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.ir import IR
@@ -216,7 +217,7 @@ def find_other_strides(graph: Graph, values: Sequence[Value], tensors: Tensors) 
     values = [value for value in values if value.name in tensors]
     for value, strides in zip(values, _traced_strides(graph, values, tensors), strict=True):
         tensor = tensors[value.name]
-        if _has_strides(tensor, strides) or (value.role is not Role.INPUT and _is_dense(tensor.shape, strides)):
+        if has_strides(tensor, strides) or (value.role is not Role.INPUT and _is_dense(tensor.shape, strides)):
             continue
         yield (
             f"{'input' if value.role is Role.INPUT else 'weight'} {value.name!r}: found strides "
@@ -252,11 +253,6 @@ def _strides(value: Value, shape: Sequence[int]) -> tuple[int, ...]:
     if value.strides is not None:
         return tuple(stride for stride in value.strides if isinstance(stride, int))
     return torch.empty(tuple(shape), device="meta").stride()
-
-
-def _has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
-    axes = zip(tensor.shape, tensor.stride(), strides, strict=True)
-    return not tensor.numel() or all(size == 1 or own == wanted for size, own, wanted in axes)
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -15,13 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 
 from passes.weights.files import replace_when_done
 from pipeline.errors import UsageError
 from pipeline.ir import Dim
-from pipeline.runtime.tensors import NOT_IN_NUMPY, to_numpy, to_torch
+from pipeline.runtime.tensors import dtype_name, to_numpy, to_torch
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.nodes import stored_values
 from pipeline.torch_ir.picture import ir_to_mermaid
@@ -89,7 +90,7 @@ def write_arrays(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     Raises:
         UsageError: another ending, a dtype that .npz has not, or a place that cannot be written.
     """
-    foreign = [name for name, tensor in tensors.items() if tensor.dtype in NOT_IN_NUMPY]
+    foreign = [name for name, tensor in tensors.items() if hasattr(ml_dtypes, dtype_name(tensor.dtype))]
     if path.suffix == ".npz" and foreign:
         raise UsageError(
             f"{path}: numpy has no {str(tensors[foreign[0]].dtype)[6:]} ({foreign[0]!r}); use .safetensors"

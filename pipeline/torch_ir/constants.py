@@ -20,7 +20,7 @@ from pydantic import Field, StrictInt, StrictStr
 
 from pipeline.importers.from_torch.tensors import holds_values, is_dense
 from pipeline.ir.graph import DTYPE_BITS
-from pipeline.runtime.tensors import dtype_name, resolve_views
+from pipeline.runtime.tensors import dtype_name, resolve_views, with_strides
 from pipeline.torch_ir.errors import SerializationError, Unexpected, a_type, explain_as, parse
 
 THRESHOLD = 4096
@@ -99,7 +99,7 @@ def read_constant(key: str, data: Mapping[str, Any], files: Mapping[str, Mapping
         tensor = _values(constant, getattr(torch, name), files)
         if constant.view is not None:
             return tensor.as_strided(constant.view, constant.strides or ())
-        return _restore_strides(tensor, constant.strides)
+        return with_strides(tensor, constant.strides)
     except (KeyError, ValueError, TypeError, OverflowError, RuntimeError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else error
         raise Unexpected(f"constant {key!r} cannot be read: {what}") from error
@@ -166,9 +166,3 @@ def _spell_nonfinite(item: Any) -> Any:
     if isinstance(item, list):
         return [_spell_nonfinite(part) for part in item]
     return repr(item) if isinstance(item, float) and not math.isfinite(item) else item
-
-
-def _restore_strides(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
-    if strides is None:
-        return tensor
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)

@@ -28,8 +28,7 @@ from pipeline.export.tree import not_dense
 from pipeline.importers.from_torch.modules import every_module, every_path, every_tensor
 from pipeline.importers.from_torch.tensors import holds_values
 from pipeline.ir import Graph, Role, Value
-from pipeline.runtime.tensors import dtype_name, torch_dtype
-from pipeline.torch_ir.constants import materialize_on_cpu, raw_bytes
+from pipeline.runtime.tensors import dtype_name, is_same, torch_dtype
 from pipeline.torch_ir.errors import NoWeightFile, WeightLoadError, a_type, by_name, path_of
 from pipeline.torch_ir.ir import IR, an_ir
 from pipeline.torch_ir.nodes import key_of, stored_values
@@ -178,9 +177,7 @@ def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
         return True
     if not_dense(right) or left.shape != right.shape or left.dtype != right.dtype:
         return False
-    if left.device == right.device and left.data_ptr() == right.data_ptr() and left.stride() == right.stride():
-        return True
-    return torch.equal(raw_bytes(materialize_on_cpu(left)), raw_bytes(materialize_on_cpu(right)))
+    return is_same(left, right)
 
 
 def _explain_unsaved(missing: Sequence[str]) -> str:

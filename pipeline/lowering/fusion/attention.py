@@ -1,6 +1,6 @@
-"""The pass `attention`: softmax(query @ keyᵀ · scale + mask) @ value becomes one call of a fused kernel.
+"""The passes `attention` and `small-attention`: softmax(query @ keyᵀ · scale + mask) @ value becomes one fused call.
 
-The pass `small-attention`: attention with few scores keeps them in the plan, for the CPU.
+`small-attention` is for the CPU and for few scores, which stay a value of the plan.
 """
 
 from __future__ import annotations

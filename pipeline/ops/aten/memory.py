@@ -143,7 +143,7 @@ upsample_nearest2d_backward.default
 ANY_ORDER: Final = frozenset(
     [
         *POINTWISE,
-        AS_STRIDED,  # it counts through rows, and `order.py` has seen to what it reads
+        AS_STRIDED,  # it counts through rows, and `memory_order.py` has seen to what it reads
         *(f"aten.{name}.default" for name in GRADIENTS_OF_ELEMENTS.split()),
         *(f"aten.{name}" for name in (MOVES + PRODUCTS + REDUCTIONS + IMAGES).split()),
     ]

@@ -1,17 +1,13 @@
-"""Operators of torch with a kind of kernel of their own: the ones that nearly all calls of models are.
+"""Emitters of torch's operators. The operators that nearly all calls of models are have kinds of kernels of their own.
 
 A row is a kind and the signature of its operators (`signatures.py`). The fields of a call follow from the signature,
-and so do its operands; what its result may be written over is a fact of the operator (`memory.py`). A call that its
-signature does not cover, such as a product with a complex number, is of the kind Aten.
+and so do its operands; what its result may be written over is a fact of the operator (`memory.py`). `order` is the
+permutation from the stored form of the result, or empty (`pipeline/lowering/memory_order.py`).
 
-`order` is the permutation from the stored form of the result, or empty (`order.py`).
-
-The kinds Aten and HigherOrder: an operator of torch and its arguments, all by name.
-
-The schema lists the arguments that were given, and each argument says its type (`pipeline.ir.tagged`), so that a
-runtime without Python reads a call: `aten/2:op=s,call={self,dim,keepdim},orders=v`.
-
-Aten is for the operators that have no kind of their own (`typed.py`), and for calls of others that no signature covers.
+All other calls are of the kind Aten: operators without a row, and calls that no signature covers, such as a product
+with a complex number. Its schema lists the arguments that were given, and each argument says its type
+(`pipeline.ir.tagged`), so that a runtime without Python reads a call: `aten/2:op=s,call={self,dim,keepdim},orders=v`.
+HigherOrder is the same for operators with bodies.
 """
 
 from __future__ import annotations

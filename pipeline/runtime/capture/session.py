@@ -1,6 +1,4 @@
-"""What all captures of one sequence of replays share, and how to take it back: states, generators, fed weights.
-
-Where replays draw random numbers from, and how to go back to a point in that sequence.
+"""The states, random generators and fed weights that all captures of one sequence of replays share; snapshots of them.
 
 A run seeds the kernels of ONNX's random operators anew, so runs repeat; replays draw from generators that go on. The
 operators of torch draw from torch's default generator, in runs and in replays, as eager torch does.

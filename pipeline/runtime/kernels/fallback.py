@@ -1,7 +1,7 @@
 """An ONNX node on another runtime: the user's reference of a custom operator, onnxruntime, or where that has no such
 operator ONNX's reference evaluator.
 
-FusedOperands of the kernel pass through numpy; it cannot be captured.
+Operands and results pass through numpy, so the kernel cannot be captured.
 """
 
 from __future__ import annotations

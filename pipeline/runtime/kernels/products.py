@@ -1,9 +1,8 @@
-"""Products of matrices as one call of torch's BLAS over views.
+"""Kernels made of calls of torch over views: products of matrices as one call of BLAS, and max pooling.
 
-Max pooling as the maximum of shifted views: one call of torch for each element of the window, and no allocation.
-
-Torch's own kernels also find the place of each maximum, allocate, and are five times slower for images with channels
-first (benchmarks/RESULTS.md). Both pass on NaN.
+Max pooling is the maximum of shifted views, one call for each element of the window, without allocation. Torch's own
+kernels also find the place of each maximum, allocate, and are five times slower for images with channels first
+(benchmarks/RESULTS.md). Both pass on NaN.
 """
 
 from __future__ import annotations

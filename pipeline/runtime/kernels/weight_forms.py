@@ -1,8 +1,7 @@
-"""What a stored weight in a form of its own can do, whether oneDNN or kernels in C++ chose that form.
+"""Stored weights in a form of their own, which oneDNN or the kernels in C++ chose: what such a form can do, the
+operands that it is launched on, and the memory that several programs share.
 
-An activation is computed by oneDNN or in C++ while the result is in a register, or by torch in place.
-
-Packed weights that several programs share: plans of one model for several sizes.
+`launch_in_place` computes an activation after a kernel that could not do so itself.
 """
 
 from __future__ import annotations

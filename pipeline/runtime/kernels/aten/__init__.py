@@ -1,7 +1,8 @@
 """Operators of torch: the most expensive ones by a fast path, all others by their schema.
 
 `call.py` reads a call, gives its operands the strides that it expects, and writes into given storage;
-`fast_paths.py` holds faster ways, `packed.py` those with packed weights; `regions.py` runs operators that have bodies.
+`fast_paths.py` holds faster ways, also with packed weights, and `native.py` those in C++; `regions.py` runs operators
+that have bodies.
 """
 
 from __future__ import annotations

@@ -1,19 +1,15 @@
-"""One call of an operator of torch, read from the attributes of its kernel call.
+"""Any operator of torch as a kernel: read its call, order its operands, and write its results into given storage.
 
-Write the result of any torch operator into given storage: by its overload with `out=`, or by a copy.
-
-Some overloads with `out=` take the memory of the result for rows, whatever its strides are (`avg_pool3d`), or for the
-memory format of an operand (`native_batch_norm`), and `triu` even writes beyond it. So such an overload is only called
-where operands and results lie in rows, or where the operator is known to take any order.
-
-Calls that draw random values, each launch from a new generator with the op's seed, so that runs repeat.
-
-A replay must not repeat: its steps have a further attribute `generator`, which goes on from launch to launch.
-
-FusedOperands of an operator of torch with the strides that they had in the trace.
+Results are written by the operator's overload with `out=`, or by a copy. Some of these overloads take the memory of the
+result for rows, whatever its strides are (`avg_pool3d`), or for the memory format of an operand (`native_batch_norm`),
+and `triu` even writes beyond it. So such an overload is only called where operands and results lie in rows, or where
+the operator is known to take any order.
 
 A plan lays most values out as in the trace, but not all: a copy that changes no element is a view, an image of a train
 step lies with its channels last. An operator that reads any strides does not mind; any other one gets a copy.
+
+A call that draws random values has a new generator with its seed at each launch, so that runs repeat. A replay must not
+repeat: its steps have the further attribute `generator`, which goes on from launch to launch.
 """
 
 from __future__ import annotations
@@ -32,6 +28,7 @@ from pipeline.ops.aten import takes_any_order
 from pipeline.ops.layout import Layout
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs, OverloadCall, copy_result
 from pipeline.runtime.operators import DRAWS, argument, find_operator, tensors_in
+from pipeline.runtime.tensors import has_strides
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +216,7 @@ def bring_in_order(ins: Ins, traced: Sequence[Strides | None]) -> tuple[list[tor
     for at, (operand, strides) in enumerate(zip(ins, traced, strict=True)):
         if strides is None or operand.stride() == strides or not operand.numel():
             continue
-        axes = zip(operand.shape, operand.stride(), strides, strict=True)
-        if all(size == 1 or own == wanted for size, own, wanted in axes):
+        if has_strides(operand, strides):
             brought[at] = operand.as_strided(operand.shape, strides, operand.storage_offset())
             continue
         brought[at] = torch.empty_strided(operand.shape, strides, dtype=operand.dtype, device=operand.device)

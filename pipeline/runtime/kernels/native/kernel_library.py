@@ -1,9 +1,7 @@
-"""Launches of the kernels in `sources/`, as calls of one operator of torch for each number of operands.
-
-Compile the kernels in `sources/` with the C++ compiler of this machine, once, and load them.
+"""The kernels in `sources/`: compile them once on this machine, load them, and launch them.
 
 The library lies in `$XDG_CACHE_HOME/onnxline` (`~/.cache/onnxline`), under a name that says what it was made from:
-sources, flags, compiler, torch and processor.
+sources, flags, compiler, torch and processor. A launch calls one operator of torch for each number of operands.
 """
 
 from __future__ import annotations

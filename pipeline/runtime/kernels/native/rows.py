@@ -1,10 +1,7 @@
-"""Normalisation, softmax and attention: what is computed row by row.
+"""Launches of kernels in C++ that work row by row (norms, softmax, attention, losses, sums over rows) or element by
+element (activations and their gradients).
 
-Activations as `sources/activations.h` numbers them.
-
-Activations of single elements.
-
-The loss of a classifier with its gradient, gradients of activations, and sums over rows.
+Each function returns None where its kernel does not take the operands; torch computes them then.
 """
 
 from __future__ import annotations
@@ -107,9 +104,6 @@ def _fit(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch
     )
 
 
-KERNELS: dict[Kind, NativeKernel] = {Kind.SmallAttention: small_attention, Kind.ScaledDotProductAttention: attention}
-
-
 def launch_log_softmax(library: NativeLibrary, x: torch.Tensor, axis: int, out: torch.Tensor) -> Launch | None:
     if not are_floats(x, out) or not is_dense_like(out, x) or not is_for_one_thread(out):
         return None
@@ -198,3 +192,6 @@ def launch_row_sum(library: NativeLibrary, x: torch.Tensor, factors: torch.Tenso
     if (*factors.shape, *out.shape) != x.shape or not out.is_contiguous() or not is_for_one_thread(x):
         return None
     return library.launch("weigh_rows", [out], [x, factors], (*x.shape, x.stride(0)))
+
+
+KERNELS: dict[Kind, NativeKernel] = {Kind.SmallAttention: small_attention, Kind.ScaledDotProductAttention: attention}
