@@ -68,6 +68,12 @@ def _dynamic_rotations(model: nn.Module) -> Iterator[Place]:
             yield module, "forward"
 
 
+def _caches_of_prefixes(model: nn.Module) -> Iterator[Place]:
+    """`is_initialized` of caches, where types of tokens may say which of them are a prefix."""
+    if "token_type_ids" in inspect.signature(model.forward).parameters and "transformers.cache_utils" in sys.modules:
+        yield sys.modules["transformers.cache_utils"].Cache, "is_initialized"
+
+
 def _with_additive_mask(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
         if attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -152,6 +158,13 @@ PATCHES: Final = (
         _with_frequencies_of_length,
         "it compares the length of the text with the longest before, which a trace refuses, and keeps the frequencies "
         "of an earlier text; here they follow from the positions of the call",
+    ),
+    CallPatch(
+        "Cache.is_initialized",
+        _caches_of_prefixes,
+        lambda _: property(lambda _: False),
+        "PaliGemma lets the tokens of a prompt see each other where the cache is empty, which one graph for all calls "
+        "cannot ask; here the types of the tokens say in each call which are of the prompt",
     ),
     CallPatch(
         "is_torchdynamo_exporting",

@@ -147,7 +147,7 @@ def generate_after_encoder(model: Any, section: ModelConfig, length: int, seed: 
 
 def generate_after_image(model: Any, words: int, seed: int) -> TorchText:
     """A text that the model writes after a random image with random words around it."""
-    from pipeline.export.parts.image_text import VisionPart, token_of_image, tokens_with_image
+    from pipeline.export.parts.image_text import VisionPart, sees_later_words, token_of_image, tokens_with_image
 
     vision = VisionPart(model)
     pixels = vision.draw_pixels(seed)
@@ -156,6 +156,8 @@ def generate_after_image(model: Any, words: int, seed: int) -> TorchText:
     given = {**vision.given, "pixel_values": pixels.reshape(vision.given["pixel_values"].shape)}
     known = inspect.signature(model.forward).parameters
     given |= {name: types for name in ("token_type_ids", "mm_token_type_ids") if name in known}
+    if "token_type_ids" in given and sees_later_words(model):  # by the types of a prompt, which are 0
+        given["token_type_ids"] = torch.zeros_like(ids)
     tokens, logits = generate_greedily(model, TOKENS, input_ids=ids, attention_mask=torch.ones_like(ids), **given)
     return TorchText(tuple(ids[0].tolist()), tokens, logits, {"pixel_values": to_numpy(pixels)})
 

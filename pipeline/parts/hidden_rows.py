@@ -70,7 +70,7 @@ def fill_up(step: Step, graph: onnx.GraphProto) -> Step:
     return call
 
 
-MASKS: Final = ("attention_mask", "token_type_ids")
+MASKS: Final = ("attention_mask", "token_type_ids", "prefix_mask")
 """Inputs with a column for each row of the cache and each new token; the first one is 0 for what is hidden."""
 
 NEW: Final = ("input_ids", "inputs_embeds")

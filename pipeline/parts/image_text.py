@@ -67,6 +67,8 @@ class ImageTextReader:
         self._features = self._nothing
         self._states: dict[str, np.ndarray] = {}
         self._types: list[int] = []
+        self._prefix: list[int] = []
+        """1 for each token of the prompt."""
         self._next = 0
 
     def encode(self, inputs: Feeds) -> None:
@@ -89,7 +91,7 @@ class ImageTextReader:
     def begin(self, count: int) -> None:
         """Begin a new text over the images that were looked at last."""
         self._states = {slot.before: np.zeros(slot.shape, slot.dtype) for slot in self._slots}
-        self._types, self._next = [], 0
+        self._types, self._prefix, self._next = [], [], 0
 
     def read(self, tokens: Sequence[int]) -> np.ndarray:
         """Read the next tokens.
@@ -110,11 +112,13 @@ class ImageTextReader:
                 f"{len(features)}: {self.image.count} each"
             )
         self._types += (ids[0] == self.image.token).astype(int).tolist() if is_first else [0] * len(tokens)
+        self._prefix += [int(is_first)] * len(tokens)
         feeds = {
             "inputs_embeds": self._embed({"input_ids": ids, "image_features": features})["inputs_embeds"],
             "attention_mask": np.ones((1, len(self._types)), np.int64),
             "position_ids": self._positions(ids[0].tolist(), has_images=len(features) > 0),
             "token_type_ids": np.array([self._types], np.int64),
+            "prefix_mask": np.array([self._prefix], np.int64),
         }
         known = {name: array for name, array in feeds.items() if name in self._ranks}
         outputs: Mapping[str, np.ndarray] = self._decode({**known, **self._states})

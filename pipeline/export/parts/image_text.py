@@ -28,10 +28,10 @@ from passes.proof.draws import Draw, GivenDraw
 from pipeline.config import InputConfig, VerifyConfig
 from pipeline.errors import SourceError
 from pipeline.export.checkpoint import is_weightless
-from pipeline.export.parts.decoder import WITHOUT_TASK, CachedDecoder
+from pipeline.export.parts.decoder import CachedDecoder
 from pipeline.export.parts.draws import flat_arrays
 from pipeline.export.parts.holder import TaskPart
-from pipeline.export.parts.states import BATCH, TOKENS, TOTAL, States, fill_cache, new_cache, read_states
+from pipeline.export.parts.states import BATCH, TOKENS, TOTAL, States, fill_cache, is_equal, new_cache, read_states
 from pipeline.export.patches import apply_patches
 from pipeline.export.source import Example
 from pipeline.export.transformers_defaults import IMAGE_SIZE
@@ -176,7 +176,7 @@ def _is_same(leaf: Any, features: Tensor) -> bool:
     return (
         isinstance(leaf, Tensor)
         and leaf.numel() == features.numel()
-        and torch.equal(leaf.reshape(features.shape), features)
+        and is_equal(leaf.reshape(features.shape), features)
     )
 
 
@@ -295,29 +295,32 @@ def tokens_with_image(model: Any, batch: int, image: int, words: int, seed: int)
     return whole.to(next(model.parameters()).device)
 
 
+@torch.no_grad()
+def sees_later_words(model: Any) -> bool:
+    """Whether a word of the prompt has other logits when the word after it is another one."""
+    first = torch.ones(1, 2, dtype=torch.int64, device=next(model.parameters()).device)
+    table, found = model.get_input_embeddings(), []
+    for ids in (first, first.cumsum(1)):
+        given = {"attention_mask": first, "token_type_ids": torch.zeros_like(first)}
+        words = table(ids % table.num_embeddings)
+        with apply_patches(model):
+            found.append(model.forward(inputs_embeds=words, past_key_values=new_cache(model.config), **given))
+    return not is_equal(*(outputs.logits[:, 0] for outputs in found))
+
+
+PREFIX: Final = 5
+"""Tokens of the prompt in the draws of a decoder, whose calls end within them and after them."""
+
+
 class ImageTextDecoder(CachedDecoder):
     """The part `decoder`, over embeddings. Args and Raises: as `DecoderPart`."""
 
     def __init__(self, model: Any, folder: Path | None = None, *, last_only: bool = False) -> None:
         super().__init__(model, folder, last_only=last_only)
         self.rows = AXES if hasattr(model.base_model, "get_rope_index") else 1
-        self.has_types = "token_type_ids" in self.parameters_of_forward
-        if self.has_types and not is_weightless(self) and self._looks_ahead():
-            raise SourceError(
-                f"model.task: in {type(model).__name__} a word of the prompt sees the words after it, and a later "
-                f"token does not; a part has one mask for both, over its cache; {WITHOUT_TASK}"
-            )
-
-    @torch.no_grad()
-    def _looks_ahead(self) -> bool:
-        """Whether a word has other logits when the word after it is another one."""
-        mask = torch.ones(1, 2, dtype=torch.int64, device=self.device)
-        given = {"attention_mask": mask, "token_type_ids": torch.zeros_like(mask)}
-        found = []
-        for ids in (mask, mask.cumsum(1)):
-            words = self.held_model.get_input_embeddings()(ids % self.vocabulary)
-            found.append(self.compute_logits(words, new_cache(self.held_model.config), **given)[:, 0])
-        return not torch.equal(*found)
+        has_types = "token_type_ids" in self.parameters_of_forward
+        self.has_prefix = has_types and not is_weightless(self) and sees_later_words(model)
+        self.has_types = has_types and not self.has_prefix
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -325,6 +328,7 @@ class ImageTextDecoder(CachedDecoder):
         attention_mask: Tensor,
         position_ids: Tensor | None = None,
         token_type_ids: Tensor | None = None,
+        prefix_mask: Tensor | None = None,
         past_key_values: States | None = None,
     ) -> dict[str, Any]:
         """
@@ -333,6 +337,7 @@ class ImageTextDecoder(CachedDecoder):
             attention_mask: int64 (batch, past + tokens), 1 for each token that counts.
             position_ids: int64 (batch, tokens); or (3, batch, tokens) for time, height and width.
             token_type_ids: int64 (batch, past + tokens), 1 for a token of an image, where the model looks both ways.
+            prefix_mask: int64 (batch, past + tokens), 1 for a token of the prompt, where all of these see each other.
             past_key_values: the states, as the last call returned them.
 
         Returns:
@@ -340,7 +345,8 @@ class ImageTextDecoder(CachedDecoder):
         """
         cache = fill_cache(new_cache(self.held_model.config), past_key_values or {})
         given: dict[str, Any] = {"attention_mask": attention_mask, "position_ids": position_ids}
-        given |= {"token_type_ids": token_type_ids, "logits_to_keep": 1 if self.last_only else None}
+        types = token_type_ids if prefix_mask is None else 1 - prefix_mask  # transformers' types of a prefix are 0
+        given |= {"token_type_ids": types, "logits_to_keep": 1 if self.last_only else None}
         given = {name: value for name, value in given.items() if value is not None}
         logits = self.compute_logits(inputs_embeds, cache, **given)
         return {"logits": logits[:, -1:] if self.last_only else logits, "present": read_states(cache)}
@@ -355,8 +361,9 @@ class ImageTextDecoder(CachedDecoder):
         if self.has_positions:
             axis = int(self.rows > 1)
             found["position_ids"] = InputConfig(dynamic={axis: BATCH, axis + 1: TOKENS})
-        if self.has_types:
-            found["token_type_ids"] = InputConfig(dynamic={0: BATCH, 1: TOTAL}, range=(0.0, 2.0))
+        for name, is_there in (("token_type_ids", self.has_types), ("prefix_mask", self.has_prefix)):
+            if is_there:
+                found[name] = InputConfig(dynamic={0: BATCH, 1: TOTAL}, range=(0.0, 2.0))
         return {**found, **states}
 
     def arguments(self, ids: Tensor, mask: Tensor, states: States) -> dict[str, Any]:
@@ -368,4 +375,6 @@ class ImageTextDecoder(CachedDecoder):
         if self.has_types:
             given["token_type_ids"] = torch.zeros_like(mask)
             given["token_type_ids"][:, 2:5] = 1
+        if self.has_prefix:
+            given["prefix_mask"] = (torch.arange(mask.shape[1], device=mask.device) < PREFIX).long().expand_as(mask)
         return {"inputs_embeds": words, **given}

@@ -30,7 +30,7 @@ from pipeline.errors import SourceError
 from pipeline.export.checkpoint import is_weightless
 from pipeline.export.parts.draws import flat_arrays
 from pipeline.export.parts.holder import TaskPart
-from pipeline.export.parts.states import BATCH, PAST, States, fill_cache, new_cache, read_states, specs_of
+from pipeline.export.parts.states import BATCH, PAST, States, fill_cache, is_equal, new_cache, read_states, specs_of
 from pipeline.export.patches import apply_patches
 from pipeline.export.source import Example
 from pipeline.export.transformers_defaults import with_derived_inputs
@@ -142,7 +142,7 @@ class Seq2SeqPart(TaskPart):
             self._call({**inputs, "attention_mask": given}, self._first_tokens(2), None)[0]
             for given in (mask, mask | 1)
         ]
-        return not torch.equal(found[0][:, 0], found[1][:, 0])
+        return not is_equal(found[0][:, 0], found[1][:, 0])
 
     def _first_tokens(self, batch: int) -> Tensor:
         return torch.full((batch, 1), self.start, dtype=torch.int64, device=self.device)

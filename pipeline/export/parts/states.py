@@ -76,6 +76,11 @@ class CacheState:
         return torch.zeros([sizes[dim] if isinstance(dim, str) else dim for dim in self.shape], dtype=self.dtype)
 
 
+def is_equal(first: Tensor, second: Tensor) -> bool:
+    """Whether two results are equal bit for bit, or not a number in the same places."""
+    return first.shape == second.shape and torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
+
+
 def new_cache(config: Any) -> DynamicCache:
     """An empty cache for a model of this configuration, in which each layer of attention keeps all positions.
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from transformers import LlamaConfig, SwitchTransformersConfig
+from transformers import DynamicCache, LlamaConfig, SwitchTransformersConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.switch_transformers.modeling_switch_transformers import SwitchTransformersSparseMLP
 
+from benchmarks.other_families import make_model
 from pipeline.export.patches import PATCHES, apply_patches
 
 
@@ -24,6 +25,7 @@ def test_these_rows_are_tested_here() -> None:
         "Module.to",
         "SwitchTransformersExperts.forward",
         "dynamic_rope_update",
+        "Cache.is_initialized",
         "is_torchdynamo_exporting",
     ]
 
@@ -128,6 +130,23 @@ def test_with_the_patch_the_frequencies_of_a_traced_rotation_follow_the_position
         found = program.module()(STATES, positions)
         for tensor, expected in zip(found, rotation()(STATES, positions), strict=True):
             torch.testing.assert_close(tensor, expected, rtol=0, atol=1e-6)
+
+
+def test_without_the_patch_words_of_a_prompt_see_each_other_in_the_first_call_alone() -> None:
+    """The second call has two words, of which the first sees the other one where both are of the prompt."""
+    model, mask = make_model("PaliGemma"), torch.ones(1, 3, dtype=torch.int64)
+
+    @torch.no_grad()
+    def logits_of_the_second(third: int) -> torch.Tensor:
+        words, cache = model.get_input_embeddings()(torch.tensor([[1, 2, third]])), DynamicCache(config=model.config)
+        for start, end in ((0, 1), (1, 3)):
+            given = {"attention_mask": mask[:, :end], "token_type_ids": 0 * mask[:, :end], "past_key_values": cache}
+            logits = model(inputs_embeds=words[:, start:end], **given).logits
+        return logits[:, 0]
+
+    assert torch.equal(logits_of_the_second(5), logits_of_the_second(9))
+    with apply_patches(model):
+        assert not torch.equal(logits_of_the_second(5), logits_of_the_second(9))
 
 
 class Solves(TorchFunctionMode):

@@ -12,6 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from transformers import DynamicCache
 
 from benchmarks import other_families
 from benchmarks.generation import make_model as make_decoder
@@ -21,7 +22,7 @@ from pipeline.config import ExportConfig, ModelConfig, RunConfig, VerifyConfig
 from pipeline.errors import SourceError, UsageError
 from pipeline.export import TorchSource, export_onnx, load_source, run_torch
 from pipeline.export.parts import load_for_parts
-from pipeline.export.parts.image_text import EmbeddingPart, ImageTextDecoder, VisionPart
+from pipeline.export.parts.image_text import EmbeddingPart, ImageTextDecoder, VisionPart, sees_later_words
 from pipeline.parts import PartsResult, TextGenerator
 from pipeline.parts.chain import generate_after_image
 from pipeline.parts.genai import genai_image_config
@@ -84,10 +85,32 @@ def test_a_tower_that_asks_for_the_size_of_its_image(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, expected, atol=limit, rtol=0)
 
 
-def test_a_prompt_whose_words_see_the_words_after_them_is_refused() -> None:
-    """Its mask follows from whether the cache is empty, which one graph cannot ask."""
-    with pytest.raises(SourceError, match="a word of the prompt sees the words after it"):
-        ImageTextDecoder(other_families.make_model("PaliGemma"))
+@torch.no_grad()
+def test_words_of_a_prompt_that_see_the_words_after_them() -> None:
+    """PaliGemma: one graph for all calls does what forward does with an empty cache, and what it does later."""
+    model = other_families.make_model("PaliGemma")
+    part = ImageTextDecoder(model)
+    assert "prefix_mask" in part.declarations() and "token_type_ids" not in part.declarations()
+    mask = torch.ones(1, 7, dtype=torch.int64)
+    words = model.get_input_embeddings()(torch.arange(7)[None] + 2)
+    prefix = (torch.arange(7) < 4).long()[None]
+    cache = DynamicCache(config=model.config)
+    types = torch.zeros_like(mask[:, :4])
+    first = model(inputs_embeds=words[:, :4], attention_mask=mask[:, :4], token_type_ids=types, past_key_values=cache)
+    later = model(inputs_embeds=words[:, 4:], attention_mask=mask, token_type_ids=1 - prefix, past_key_values=cache)
+    found = part(words[:, :4], mask[:, :4], prefix_mask=prefix[:, :4], past_key_values=part.empty_states(1))
+    torch.testing.assert_close(found["logits"], first.logits)
+    again = part(words[:, 4:], mask, prefix_mask=prefix, past_key_values=found["present"])
+    torch.testing.assert_close(again["logits"], later.logits)
+    whole = part(words, mask, prefix_mask=prefix, past_key_values=part.empty_states(1))
+    torch.testing.assert_close(whole["logits"], torch.cat([first.logits, later.logits], 1), atol=1e-5, rtol=0)
+
+
+def test_logits_that_are_no_numbers_are_equal_where_they_are_so_in_both_calls() -> None:
+    model = make_model("Gemma 3")
+    assert not sees_later_words(model)
+    model.lm_head.weight.data[3] = torch.nan
+    assert not sees_later_words(model)
 
 
 def check_settings(text: str | None, family: str) -> None:
