@@ -89,7 +89,7 @@ class RunConsole:
                 self.line(f"part {name}", "bold")
             case events.PassesEnded():
                 self._passes_ended = event
-            case events.StageEnded() | events.PhaseEnded() | events.Note():
+            case events.StageEnded() | events.Phase() | events.Note():
                 self.line(line_of(event))
             case events.PassEnded(row) if self._verbose and row.status.counts_as_reverted:
                 self.line(line_of(event), STYLES[row.status])

@@ -81,12 +81,19 @@ class PassesEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseEnded:
-    """A phase of a train step is done: Trace, Compile, Warmup or Capture; Replay is done where a training ends."""
+class Phase:
+    """A phase of a training that is done, and its time in seconds.
+
+    Trace    records forward and backward; nothing is computed.
+    Compile  puts the updates in, plans, checks the plan and binds it.
+    Warmup   runs the step until storage and algorithms are settled, then takes back every state and random number.
+    Capture  binds the calls to buffers of their own and records them.
+    Replay   all steps so far; as an event it is sent where a training ends.
+    """
 
     name: str
     seconds: float
-    detail: str
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +103,7 @@ class Note:
     text: str
 
 
-Event = PartStarted | StageStarted | StageEnded | Progress | PassEnded | PassesEnded | PhaseEnded | EpochEnded | Note
+Event = PartStarted | StageStarted | StageEnded | Progress | PassEnded | PassesEnded | Phase | EpochEnded | Note
 Observer = Callable[[Event], None]
 
 
@@ -134,7 +141,7 @@ def line_of(event: Event) -> str:
         case PassesEnded(passes, structures):
             kept = sum(verdict.kept for verdict in structures)
             return f"passes: {plural(len(passes), 'row')}, {kept} of {plural(len(structures), 'structure')} kept"
-        case PhaseEnded(name, seconds, detail):
+        case Phase(name, seconds, detail):
             return f"phase {name}: {seconds:.3f} s" + (f" ({detail})" if detail else "")
         case Note(text):
             return f"note: {text}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from pipeline.authoring import functional
 from pipeline.authoring.builder import ModelBuilder
-from pipeline.authoring.fit import FitLimits, StepRecord, TrainingHistory, TrainingLoop
+from pipeline.authoring.fit import FitLimits, TrainingHistory, TrainingLoop
 from pipeline.authoring.layers import (
     GELU,
     BatchNorm2d,
@@ -38,6 +38,7 @@ from pipeline.authoring.model import Evaluation, Model
 from pipeline.authoring.module import Buffer, Module, Parameter, Sequential, emit
 from pipeline.authoring.optimizers import SGD, Adam, AdamW, OptimizerSpec
 from pipeline.authoring.tensors import IRTensor
+from pipeline.report.model import StepRecord
 
 __all__ = [
     "GELU",

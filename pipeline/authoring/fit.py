@@ -29,8 +29,9 @@ from passes.visible import Table, TableResult
 from passes.weights.files import replace_when_done, write_errors
 from pipeline.authoring.tensors import typed
 from pipeline.errors import UsageError
-from pipeline.events import EpochEnded, Observer, PhaseEnded, Progress
-from pipeline.training import NotFinite, Phase, Snapshot, TrainProgram
+from pipeline.events import EpochEnded, Observer, Phase, Progress
+from pipeline.report.model import StepRecord
+from pipeline.training import NotFinite, Snapshot, TrainProgram
 from pipeline.training.batch import Batch
 from pipeline.training.state_dict import check_place
 
@@ -45,15 +46,6 @@ WINDOW: Final = 50
 
 SECONDS: Final = 0.1
 """Between two updates of the progress bar."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """A step that was done: its number from 1, its loss before the update, and the seconds of training until then."""
-
-    step: int
-    loss: float
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +180,7 @@ class TrainingLoop:
             finally:
                 self._end_leaving_out()
             self._save(path)
-        self.observer(PhaseEnded(self._replay.name, self._replay.seconds, self._replay.detail))
+        self.observer(self._replay)
         if interrupt.is_set():
             raise KeyboardInterrupt
         return self.history

@@ -21,11 +21,11 @@ from pipeline.authoring.optimizers import OptimizerSpec, copy_optimizer
 from pipeline.authoring.tensors import FLOATS, IRTensor, text_of, typed
 from pipeline.console import RunConsole
 from pipeline.errors import UsageError
-from pipeline.events import Observer, PhaseEnded
+from pipeline.events import Observer, Phase
 from pipeline.ir import Graph, TensorSpec, check
 from pipeline.runtime import CompiledProgram, compile_graph
 from pipeline.runtime.tensors import dtype_name, torch_dtype
-from pipeline.training import GraphModule, Phase, TrainProgram, as_module, record_step
+from pipeline.training import GraphModule, TrainProgram, as_module, record_step
 
 Loss: TypeAlias = torch.nn.Module | Callable[..., Any]
 """A module, or a function of IR tensors: (output, target) → one number."""
@@ -144,7 +144,7 @@ class Model:
         self._loss, self._loop = loss, TrainingLoop(self._program, schedule, self._name_tensors)
         show = observer or RunConsole(quiet=quiet).show
         for phase in self.phases[:-1]:
-            show(PhaseEnded(phase.name, phase.seconds, phase.detail))
+            show(phase)
         return self
 
     @typed

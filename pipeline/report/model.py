@@ -22,25 +22,17 @@ from passes.provenance.annotations import NameMap
 from passes.run.result import PassRow, StructureVerdict
 from passes.suggest import plural
 from passes.visible import visible_json
+from pipeline.events import Phase
 from pipeline.report.chain import ChainReport, ImageReport, ValuesReport
 
 
 @dataclass(frozen=True, slots=True)
-class LossPoint:
-    """The loss of a step before its update, and the seconds of training until then."""
+class StepRecord:
+    """A step that was done: its number from 1, its loss before the update, and the seconds of training until then."""
 
     step: int
     loss: float
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingPhase:
-    """Trace, Compile, Warmup, Capture or Replay, with what it took in seconds."""
-
-    name: str
-    seconds: float
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +47,8 @@ class TrainingReport:
     """Count of trained elements: the sizes of all trained tensors, added."""
     ops: int
     """Of the Graph of a step: forward, backward and update."""
-    phases: tuple[TrainingPhase, ...]
-    losses: tuple[LossPoint, ...]
+    phases: tuple[Phase, ...]
+    losses: tuple[StepRecord, ...]
     metrics: Mapping[str, float] = field(default_factory=dict)
     onnx: str = ""
     """What the main job made of the trained model; empty where it was not asked to."""

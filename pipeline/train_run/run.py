@@ -19,11 +19,11 @@ from pipeline.authoring import Model, TrainingHistory, TrainingLoop
 from pipeline.authoring.fit import FitLimits, history_path
 from pipeline.config import RunConfig
 from pipeline.errors import SourceError, UsageError, refusal_of
-from pipeline.events import Event, Note, Observer, PhaseEnded, RunLog
+from pipeline.events import Event, Note, Observer, RunLog
 from pipeline.export.user_code import call_user_code, load_function
 from pipeline.report import Pictures, Report, report_json
 from pipeline.report.html import page_of, render
-from pipeline.report.model import LossPoint, TrainingPhase, TrainingReport
+from pipeline.report.model import TrainingReport
 from pipeline.result import RunResult
 from pipeline.stages.check import check_settings, check_train
 from pipeline.stages.report import write_quietly
@@ -230,7 +230,7 @@ class TrainRun:
         program = record_step(module, make_loss(train), optimizer, first, **options)
         for phase in program.phases:
             if phase.name != "Replay":
-                self._send(PhaseEnded(phase.name, phase.seconds, phase.detail))
+                self._send(phase)
         return program
 
     def _batches(self, epoch: int) -> Iterator[Any]:
@@ -272,18 +272,16 @@ class TrainRun:
             safetensors.torch.save_model(module, str(temporary))
 
     def _describe(self, program: TrainProgram, history: TrainingHistory) -> TrainingReport:
-        points = tuple(LossPoint(record.step, record.loss, record.seconds) for record in history.records)
-        phases = tuple(TrainingPhase(phase.name, phase.seconds, phase.detail) for phase in history.phases)
         settings = ", ".join(f"{name}={value}" for name, value in self._train.optimizer.settings.items())
         return TrainingReport(
             steps=program.steps_done,
-            last_loss=history.last_loss if points else None,
+            last_loss=history.last_loss if history.records else None,
             loss=self._train.loss,
             optimizer=f"{self._train.optimizer.name}({settings})",
             parameters=sum(param.numel() for param in program.module.parameters() if param.requires_grad),
             ops=len(program.graph.ops),
-            phases=phases,
-            losses=points,
+            phases=history.phases,
+            losses=history.records,
         )
 
     def _report_failure(self, training: TrainingReport, error: BaseException) -> None:

@@ -16,9 +16,10 @@ with_weights.py trained weights → the ONNX model that they came from, or an ex
 
 from __future__ import annotations
 
+from pipeline.events import Phase
 from pipeline.runtime.capture import Snapshot
 from pipeline.training.graph_module import GraphModule, as_module
-from pipeline.training.program import PHASES, NotFinite, Phase, TrainProgram
+from pipeline.training.program import PHASES, NotFinite, TrainProgram
 from pipeline.training.record import record_step
 from pipeline.training.step_comparison import StepComparison, compare_step
 from pipeline.training.with_weights import with_weights

@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from passes.suggest import nearest, plural
 from pipeline.argument_checks import MAPPING, PATH, a, expects
 from pipeline.errors import CheckFailed, UsageError
-from pipeline.events import Observer, PhaseEnded, Progress
+from pipeline.events import Observer, Phase, Progress
 from pipeline.ir import Graph
 from pipeline.runtime import CompiledProgram
 from pipeline.runtime.capture import CaptureReport, RandomState, Snapshot
@@ -367,24 +367,9 @@ class LateSum:
 
 
 PHASES = ("Trace", "Compile", "Warmup", "Capture", "Replay")
+"""The names of `Phase`, in order."""
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """One of `PHASES`, and its time in seconds.
-
-    Trace    records forward and backward; nothing is computed.
-    Compile  puts the updates in, plans, checks the plan and binds it.
-    Warmup   runs the step until storage and algorithms are settled, then takes back every state and random number.
-    Capture  binds the calls to buffers of their own and records them.
-    Replay   all steps so far.
-    """
-
-    name: str
-    seconds: float
-    detail: str = ""
 
 
 class PhaseRecorder:
@@ -409,4 +394,4 @@ class PhaseRecorder:
     def end(self, phase: Phase) -> None:
         self.phases.append(phase)
         if self._observe is not None:
-            self._observe(PhaseEnded(phase.name, phase.seconds, phase.detail))
+            self._observe(phase)

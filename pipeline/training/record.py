@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from passes.suggest import bytes_text, plural
 from pipeline.argument_checks import FLAG, FUNCTION, a, expects
 from pipeline.errors import InternalError, SourceError, UsageError
-from pipeline.events import Observer
+from pipeline.events import Observer, Phase
 from pipeline.ir import Graph
 from pipeline.ir.graph import to_device
 from pipeline.lowering.fusion import fuse_train_step
@@ -26,7 +26,7 @@ from pipeline.runtime.tensors import torch_dtype
 from pipeline.training.batch import Batch, LossFunction, check_limit, refuse_classes
 from pipeline.training.graph import LARGE, LIMIT, STEP, make_graph, moment_name, rate_name, stored_name
 from pipeline.training.optimizer import OptimizerSettings, fixed_options, rate_state, read_optimizer
-from pipeline.training.program import Phase, PhaseRecorder, TrainProgram
+from pipeline.training.program import PhaseRecorder, TrainProgram
 from pipeline.training.state_dict import Sources
 from pipeline.training.trace import TracedStep, refuse_what_torch_refuses, trace_step
 

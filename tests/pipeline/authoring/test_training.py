@@ -33,7 +33,7 @@ from pipeline.authoring import (
 )
 from pipeline.console import RunConsole
 from pipeline.errors import UsageError
-from pipeline.events import EpochEnded, Event, PhaseEnded, Progress
+from pipeline.events import EpochEnded, Event, Phase, Progress
 from pipeline.ir import TensorSpec
 from pipeline.terminal.screen import Screen
 from pipeline.training import NotFinite
@@ -276,7 +276,7 @@ def test_the_phases_are_seen() -> None:
     model = Model((8, 16)).add(Linear(16, 10))
     model.compile(SGD(lr=0.1), CrossEntropyLoss(), observer=events.append)
     model.fit(batches_of(MLP, 3), 2, observer=events.append)
-    names = [event.name for event in events if isinstance(event, PhaseEnded)]
+    names = [event.name for event in events if isinstance(event, Phase)]
     assert names == [phase.name for phase in model.phases]
     assert (names[:2], names[-2:]) == (["Trace", "Compile"], ["Capture", "Replay"])
     assert all(phase.seconds > 0 for phase in model.phases)

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from pipeline.cli import app
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError, SourceError, UsageError
-from pipeline.events import Event, Note, PhaseEnded
+from pipeline.events import Event, Note, Phase
 from pipeline.runtime.kernels import load_library
 from pipeline.train_run import TrainRun
 from pipeline.training import NotFinite
@@ -140,7 +140,7 @@ def run(path: Path, out: Path, *overrides: str, anew: bool = False) -> tuple[lis
 def test_a_training_that_was_stopped_goes_on(folder: Path) -> None:
     path = settings(folder, args={"interrupt": str(folder / "stop")}, schedule={"name": "cosine", "steps": 12})
     losses, events = run(path, folder / "whole")
-    assert [event.name for event in events if isinstance(event, PhaseEnded)][-1] == "Replay"
+    assert [event.name for event in events if isinstance(event, Phase)][-1] == "Replay"
     (folder / "stop").touch()
     with pytest.raises(KeyboardInterrupt):
         run(path, folder / "stopped")

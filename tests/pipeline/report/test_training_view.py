@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.events import Phase
 from pipeline.report import Pictures, report_json
 from pipeline.report.html.curves import training_view
-from pipeline.report.model import LossPoint, TrainingPhase, TrainingReport
+from pipeline.report.model import StepRecord, TrainingReport
 from tests.pipeline.report.sample_report import html_of, report
 
 FOUND = TrainingReport(
@@ -21,8 +22,8 @@ FOUND = TrainingReport(
     optimizer="adamw(lr=0.003)",
     parameters=1234,
     ops=74,
-    phases=(TrainingPhase("Trace", 2.0, "74 ops"), TrainingPhase("Replay", 0.5, "3 steps")),
-    losses=(LossPoint(1, 2.0, 0.1), LossPoint(2, 1.5, 0.2), LossPoint(3, 1.0, 0.3)),
+    phases=(Phase("Trace", 2.0, "74 ops"), Phase("Replay", 0.5, "3 steps")),
+    losses=(StepRecord(1, 2.0, 0.1), StepRecord(2, 1.5, 0.2), StepRecord(3, 1.0, 0.3)),
     metrics={"accuracy": 0.98765},
 )
 
@@ -41,7 +42,7 @@ def test_the_curve_has_a_point_for_each_step_on_a_round_axis() -> None:
 
 
 def test_an_axis_begins_at_zero_where_that_is_near() -> None:
-    view = training_view(replace(FOUND, losses=(LossPoint(1, 2.3, 0.1), LossPoint(2, 0.4, 0.2))))
+    view = training_view(replace(FOUND, losses=(StepRecord(1, 2.3, 0.1), StepRecord(2, 0.4, 0.2))))
     assert view is not None
     assert view.curve is not None
     assert [tick.text for tick in view.curve.ticks] == ["0", "0.5", "1", "1.5", "2", "2.5"]
@@ -49,7 +50,7 @@ def test_an_axis_begins_at_zero_where_that_is_near() -> None:
 
 @pytest.mark.parametrize("loss", [0.0, 0.7, -2.0])
 def test_a_loss_that_does_not_move_is_a_line(loss: float) -> None:
-    view = training_view(replace(FOUND, losses=tuple(LossPoint(step, loss, 0.1) for step in range(1, 5))))
+    view = training_view(replace(FOUND, losses=tuple(StepRecord(step, loss, 0.1) for step in range(1, 5))))
     assert view is not None
     assert view.curve is not None
     assert len({height for _, height in view.curve.points}) == 1
@@ -57,7 +58,7 @@ def test_a_loss_that_does_not_move_is_a_line(loss: float) -> None:
 
 
 def test_many_steps_are_points_of_their_means() -> None:
-    losses = tuple(LossPoint(step + 1, float(step % 3), 0.1) for step in range(1200))
+    losses = tuple(StepRecord(step + 1, float(step % 3), 0.1) for step in range(1200))
     view = training_view(replace(FOUND, steps=1200, losses=losses))
     assert view is not None
     assert view.curve is not None

@@ -12,7 +12,7 @@ from torch.optim import SGD, Adam, Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pipeline.errors import UsageError
-from pipeline.events import Event, PhaseEnded, Progress, RunLog
+from pipeline.events import Event, Phase, Progress, RunLog
 from pipeline.training import PHASES, record_step
 from tests.pipeline.training.steps import LOSS, MODELS, seeded
 
@@ -191,7 +191,7 @@ def test_each_phase_is_in_the_program_and_among_the_events() -> None:
     module, batch = seeded(MODELS["mlp"].make), MODELS["mlp"].batch(0)
     program = record_step(module, LOSS, SGD(module.parameters(), lr=0.1), batch, observe=events.append)
     begun = [event.part for event in events if isinstance(event, Progress)]
-    ended = [event.name for event in events if isinstance(event, PhaseEnded)]
+    ended = [event.name for event in events if isinstance(event, Phase)]
     assert begun == list(PHASES) == ["Trace", "Compile", "Warmup", "Capture", "Replay"]
     assert ended == ["Trace", "Compile", "Warmup", "Capture"]
     assert [phase.name for phase in program.phases] == begun
