@@ -90,7 +90,7 @@ def run_passes(
                 loop.add_reason(f"not stable after {block.limit} turns")
         begun = ended
     loop.conclude()
-    refuse_unmatched(loop.watched, policy, loop.model)
+    refuse_unmatched(loop.watched, policy, loop.model, _say_tried(steps, loop.rows))
     power, coverage = prover.power(), prover.coverage(loop.current)
     named = name_weights(model, loop.model)  # last: what was proven goes by the names from before
     final = restore_version(source, fill_in_outputs(named))
@@ -101,6 +101,17 @@ def run_passes(
         nodes_before=len(model.proto.graph.node),
         invalid="" if before.invalid else what_is_invalid(final),
     )
+
+
+def _say_tried(steps: Sequence[Step], rows: Sequence[PassRow]) -> dict[str, str]:
+    """Kind of structure → which step of the recipe should have made it, and the reason in its row."""
+    reasons = {row.name: f": {row.reason}" for row in rows if row.reason}
+    hint = "a step that folds constants, such as onnxsim, may help before it"
+    return {
+        kind: f"the step {step.name} could not change that{reasons.get(step.name, '')}; {hint}"
+        for step in steps
+        for kind in step.makes_structures
+    }
 
 
 @dataclass(frozen=True, slots=True)

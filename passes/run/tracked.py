@@ -167,20 +167,24 @@ def find_structures(
     return TrackedStructures(instances, frozenset(enforced), frozenset(kept), partly)
 
 
-def refuse_unmatched(tracked: TrackedStructures, policy: Policy, model: DetachedModel) -> None:
+def refuse_unmatched(
+    tracked: TrackedStructures, policy: Policy, model: DetachedModel, tried: Mapping[str, str]
+) -> None:
     """Refuse a required `keep` that matches nothing after the steps that could have made it.
 
     Args:
         tracked: the structures that were found.
         policy: what is to be kept.
         model: the last model.
+        tried: kind → what the steps that make it say of what they left.
 
     Raises:
         PolicyError: the message says what was found instead.
     """
     for kind, required in policy.kept_kinds().items():
         if required and not tracked.instances[kind]:
-            raise PolicyError(_nothing_to_keep(kind, _find(kind, GraphView(model))))
+            found = _find(kind, GraphView(model))
+            raise PolicyError(_nothing_to_keep(kind, replace(found, remedy=tried.get(kind, found.remedy))))
 
 
 def _nothing_to_keep(kind: str, found: SearchResult) -> str:

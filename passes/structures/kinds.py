@@ -17,7 +17,7 @@ from passes.structures.candidates import PROJECTION_OPS, Candidate, find_by_shap
 from passes.structures.core_check import find_lost_boundaries, find_lost_cores, with_copies, with_sources
 from passes.structures.norms import find_batch_norms, find_group_norms, find_layer_norms, find_rms_norms
 from passes.structures.projection_check import find_lost_projections
-from passes.structures.qkv import find_separate_qkv
+from passes.structures.qkv import find_separate_qkv, inner_views
 from passes.structures.rotary import find_rotary_embeddings
 from passes.structures.selectors import find_modules, find_nodes, name_of
 from passes.structures.short_patterns import (
@@ -62,7 +62,7 @@ class Structure:
         return self.search(GraphView(model))
 
     def search(self, view: GraphView) -> SearchResult:
-        """`find` in a model that is indexed already.
+        """`find` in a model that is indexed already. What no output depends on is left out: nothing has to keep it.
 
         Args:
             view: the index of the exported model.
@@ -71,7 +71,18 @@ class Structure:
             As `find`.
         """
         result = self.finder(view)
-        return replace(result, instances=self.checker.measure(result.instances, view.model))
+        dead = [
+            instance for instance in result.instances if instance.results and view.dead.issuperset(instance.results)
+        ]
+        lasting = [instance for instance in result.instances if instance not in dead]
+        if dead and not lasting:
+            count = plural(len(dead), "instance")
+            return SearchResult((), result.instead or f"{count} in nodes that no output depends on")
+        if not lasting and self.checker is CORES and any(self.finder(body).instances for body in inner_views(view)):
+            text = "and one inside of an If, a Loop or a Scan, where a kept kind does not reach"
+            remedy = "fold an If whose condition is constant in a run without this keep, and keep it in the result"
+            return replace(result, instead=f"{result.instead}, {text}", remedy=result.remedy or remedy)
+        return replace(result, instances=self.checker.measure(lasting, view.model))
 
     def find_lost(self, instances: Instances, model: DetachedModel) -> dict[str, str]:
         """The instances that a later model has lost.

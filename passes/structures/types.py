@@ -151,6 +151,15 @@ class Instance:
         return tuple(dict.fromkeys(info.name for infos in zip(*self.pins, strict=True) for info in infos))
 
     @property
+    def results(self) -> tuple[str, ...]:
+        """The values that the instance makes for the nodes after it."""
+        if self.core is not None:
+            return (self.core.value,)
+        if self.boundary is not None:
+            return tuple(crossing.value for crossing in self.boundary.outputs)
+        return tuple(site.tight.name for site in self.pins)
+
+    @property
     def weight_results(self) -> tuple[str, ...]:
         """The values that the instance's own weights make: a fault in its weights has to show there."""
         tight = tuple(site.tight.name for site in self.pins)

@@ -18,9 +18,10 @@ import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from passes.graph.index import GraphIndex, constant_of, copy_of
+from passes.graph.index import GraphIndex, computed_values, constant_of, copy_of
 from passes.graph.inference import infer_types
 from passes.graph.op_facts import ARRANGING, PASSING_OPS, SAME_OPS, attribute_of, is_opaque, op_of
+from passes.graph.traversal import live_nodes
 from passes.provenance.annotations import module_path_of
 from passes.structures.types import PACKED, QUANTIZED
 from passes.weights.detached import DetachedModel
@@ -103,6 +104,12 @@ class GraphView(GraphIndex):
             if (sized or fixed.issuperset(inputs)) and not is_opaque(node):
                 fixed.update(node.output)
         return fixed
+
+    @cached_property
+    def dead(self) -> frozenset[str]:
+        """The values on which no output depends, or only by their shape."""
+        live = computed_values(live_nodes(self.model.proto.graph, by_values=True))
+        return frozenset(self.producers).difference(live)
 
     def _has_fixed_shape(self, name: str) -> bool:
         dims = self.dims(name)

@@ -49,6 +49,13 @@ def test_only_the_branch_that_runs_is_held(way: str) -> None:
     assert [[weight.name for weight in one.weights] for one in instances] == [[f"wq{runs}", f"wk{runs}", f"wv{runs}"]]
 
 
+def test_another_kind_in_a_branch_is_named_and_what_to_do() -> None:
+    result = STRUCTURES["attention"].find(detached(drawn(chosen(CONDITIONS["a Constant"][0]))))
+    assert result.instances == ()
+    assert "one inside of an If" in result.instead and "in a run without this keep" in result.remedy
+    assert "inside" not in STRUCTURES["layernorm"].find(detached(drawn(chosen("", "c")))).instead
+
+
 def test_both_branches_of_a_condition_from_data_are_held() -> None:
     assert len(found("qkv", drawn(chosen("", "c")))) == 2
 

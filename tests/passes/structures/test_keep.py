@@ -75,6 +75,43 @@ def test_keeps_what_is_lost_without(case: str, context: PassContext) -> None:
     assert size(kept) <= size(by_name) + 2 * len(instances)
 
 
+DEAD = """
+g (float[2, 6, 8] x) => (float[2, 6, 8] y) <float[8] w, float[8, 8] q, float[8, 8] k, float[8, 8] v> {
+    n = LayerNormalization (x, w)
+    m = LayerNormalization (n, w)
+    qx = MatMul (m, q) kx = MatMul (m, k) vx = MatMul (m, v) kt = Transpose <perm = [0, 2, 1]> (kx)
+    s = MatMul (qx, kt) p = Softmax (s) a = MatMul (p, vx)
+    z = Constant <value_float = 0.0> ()
+    y = Relu (n)
+}"""
+
+
+@pytest.mark.parametrize(("kind", "count"), [("layernorm", 1), ("qkv", 0), ("attention", 0), ("op:Softmax", 0)])
+def test_what_no_output_depends_on_is_not_held(kind: str, count: int, context: PassContext) -> None:
+    assert len(found(kind, drawn(DEAD))) == count
+    kept = run(drawn(DEAD), context, ["eliminate_deadend"], keep=[f"{kind}?"])
+    assert [node.op_type for node in kept.to_proto().graph.node] == ["LayerNormalization", "Relu"]
+    assert len(found(kind, drawn(DEAD.replace("y = Relu (n)", "y = Add (n, a)")))) == count + 1
+    assert len(found(kind, drawn(DEAD.replace("y = Relu (n)", "b = Mul (a, z) y = Add (n, b)")))) == count
+
+
+SHARED = """
+g (float[2, 6, 8] x) => (float[2, 6, 8] y) <float[8, 24] w> {
+    at = Constant <value_ints = [0]> () cut = Constant <value_ints = [8]> () end = Constant <value_ints = [16]> ()
+    last = Constant <value_ints = [-1]> ()
+    m = MatMul (x, w) q = Slice (m, at, cut, last) kv = Slice (m, cut, end, last)
+    t = Transpose <perm = [0, 2, 1]> (kv) s = MatMul (q, t) p = Softmax <axis = -1> (s) y = MatMul (p, kv)
+}"""
+
+
+def test_a_step_that_could_not_make_the_kind_is_named_with_its_reason(context: PassContext) -> None:
+    assert found("qkv", drawn(SHARED)) == ()
+    with pytest.raises(
+        PolicyError, match=r"one matrix .*; the step split-qkv could not change that; .* or write 'qkv\?'"
+    ):
+        run(drawn(SHARED), context, ["split-qkv"], keep=["qkv"])
+
+
 def test_keep_spares_one_kind_and_not_the_other(context: PassContext) -> None:
     """A residual may lose its batch norm to the convolution before it."""
     text = """
