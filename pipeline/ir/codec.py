@@ -87,12 +87,12 @@ class Form(NamedTuple):
 
 
 class Field(NamedTuple):
-    """A field of a record. `name` is the attribute that has it, by default `key`; with `default` it is left out of JSON
-    where it has that value."""
+    """A field of a record. `of` is the attribute that has it, by default `key`, or a function of the object; with
+    `default` it is left out of JSON where it has that value."""
 
     key: str
     form: Form
-    name: str = ""
+    of: str | Callable[[Any], Any] = ""
     default: Any = ...
 
 
@@ -177,7 +177,7 @@ def record(make: Callable[..., Any], *fields: Field, derived: Callable[[Any], Ma
 
     `derived`: what JSON says besides, for people; no reader needs it.
     """
-    getters = [attrgetter(field.name or field.key) for field in fields]
+    getters = [field.of if callable(field.of) else attrgetter(field.of or field.key) for field in fields]
     rows = [(field.key, get, field.form.to_json, field.default) for field, get in zip(fields, getters, strict=True)]
 
     def to_json(item: Any) -> dict[str, Any]:

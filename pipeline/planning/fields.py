@@ -1,7 +1,7 @@
 """The fields of a plan, as `plan.json` and `plan.bin` have them: one table for both.
 
-In a file, a value has its storage among its fields, and a call has its bodies. An `ExecutionPlan` has maps by vid for
-both. The row classes here convert between the two forms.
+In a file, a value has its storage among its fields, and a call has its bodies: these are the rows here. An
+`ExecutionPlan` has maps by vid for both.
 """
 
 from __future__ import annotations
@@ -64,60 +64,8 @@ class CallRow(NamedTuple):
     bodies: tuple[ExecutionPlan, ...]
 
 
-class PlanRow(NamedTuple):
-    """A plan as it is in a file."""
-
-    graph: str
-    graph_digest: str
-    arena_bytes: int
-    live_bytes: int
-    values: tuple[ValueRow, ...]
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    updates: Mapping[int, int]
-    feed: tuple[int, ...]
-    """The vids of the feed signature."""
-    calls: tuple[CallRow, ...]
-    memory: MemoryMap | None
-    alignment: int
-
-
-def row_of(plan: ExecutionPlan) -> PlanRow:
-    """The plan as a row.
-
-    Raises:
-        ValueError: the entries of the feed signature are not slots of the plan.
-    """
-    vids = {slot.name: slot.vid for slot in reversed(plan.slots)}
-    feed = tuple(vids.get(entry.name, -1) for entry in plan.feed_signature)
-    if -1 in feed or feed_of(plan.slots, plan.layouts, feed) != plan.feed_signature:
-        raise ValueError("the feed signature is not that of the slots")
-    return PlanRow(
-        plan.graph_name,
-        plan.graph_digest,
-        plan.arena_bytes,
-        plan.live_bytes,
-        tuple(_value_row(plan, slot) for slot in plan.slots),
-        plan.inputs,
-        plan.outputs,
-        plan.updates,
-        feed,
-        tuple(
-            CallRow(
-                oid,
-                call.kind_id,
-                call.attr_schema,
-                call.attr_blob,
-                call.in_vids,
-                call.out_vids,
-                call.constraints,
-                plan.bodies.get(at, ()),
-            )
-            for at, (oid, call) in enumerate(zip(plan.order, plan.calls, strict=True))
-        ),
-        plan.memory,
-        plan.alignment,
-    )
+def _values_of(plan: ExecutionPlan) -> list[ValueRow]:
+    return [_value_row(plan, slot) for slot in plan.slots]
 
 
 def _value_row(plan: ExecutionPlan, slot: Slot) -> ValueRow:
@@ -128,32 +76,67 @@ def _value_row(plan: ExecutionPlan, slot: Slot) -> ValueRow:
     )
 
 
-def plan_of(*fields: Any) -> ExecutionPlan:
-    """The plan whose row has these fields."""
-    row = PlanRow(*fields)
+def _calls_of(plan: ExecutionPlan) -> list[CallRow]:
+    return [
+        CallRow(
+            *(oid, call.kind_id, call.attr_schema, call.attr_blob, call.in_vids, call.out_vids, call.constraints),
+            plan.bodies.get(at, ()),
+        )
+        for at, (oid, call) in enumerate(zip(plan.order, plan.calls, strict=True))
+    ]
+
+
+def _fed_vids(plan: ExecutionPlan) -> tuple[int, ...]:
+    """The vids of the feed signature.
+
+    Raises:
+        ValueError: its entries are not slots of the plan.
+    """
+    vids = {slot.name: slot.vid for slot in reversed(plan.slots)}
+    feed = tuple(vids.get(entry.name, -1) for entry in plan.feed_signature)
+    if -1 in feed or feed_of(plan.slots, plan.layouts, feed) != plan.feed_signature:
+        raise ValueError("the feed signature is not that of the slots")
+    return feed
+
+
+def plan_of(
+    graph: str,
+    graph_digest: str,
+    arena_bytes: int,
+    live_bytes: int,
+    values: Sequence[ValueRow],
+    inputs: tuple[int, ...],
+    outputs: tuple[int, ...],
+    updates: Mapping[int, int],
+    feed: Sequence[int],
+    calls: Sequence[CallRow],
+    memory: MemoryMap | None,
+    alignment: int,
+) -> ExecutionPlan:
+    """The plan that has these fields in a file."""
     slots = tuple(
         Slot(vid, value.name, TensorSpec(value.shape, value.dtype, value.device), value.role, value.strides)
-        for vid, value in enumerate(row.values)
+        for vid, value in enumerate(values)
     )
-    layouts = {vid: Layout(value.shape, *value.layout) for vid, value in enumerate(row.values) if value.layout}
+    layouts = {vid: Layout(value.shape, *value.layout) for vid, value in enumerate(values) if value.layout}
     return ExecutionPlan(
-        graph_name=row.graph,
-        slots=slots,
-        calls=tuple(KernelCall(*call[1:7]) for call in row.calls),
-        order=tuple(call.op for call in row.calls),
-        inputs=row.inputs,
-        outputs=row.outputs,
-        alias={vid: value.alias_of for vid, value in enumerate(row.values) if value.alias_of is not None},
+        graph,
+        slots,
+        tuple(KernelCall(*call[1:7]) for call in calls),
+        tuple(call.op for call in calls),
+        inputs,
+        outputs,
+        alias={vid: value.alias_of for vid, value in enumerate(values) if value.alias_of is not None},
         layouts=layouts,
-        offsets={vid: value.offset for vid, value in enumerate(row.values) if value.offset is not None},
-        arena_bytes=row.arena_bytes,
-        live_bytes=row.live_bytes,
-        feed_signature=feed_of(slots, layouts, row.feed),
-        updates=row.updates,
-        bodies={at: call.bodies for at, call in enumerate(row.calls) if call.bodies},
-        graph_digest=row.graph_digest,
-        memory=row.memory,
-        alignment=row.alignment,
+        offsets={vid: value.offset for vid, value in enumerate(values) if value.offset is not None},
+        arena_bytes=arena_bytes,
+        live_bytes=live_bytes,
+        feed_signature=feed_of(slots, layouts, feed),
+        updates=updates,
+        bodies={at: call.bodies for at, call in enumerate(calls) if call.bodies},
+        graph_digest=graph_digest,
+        memory=memory,
+        alignment=alignment,
     )
 
 
@@ -162,8 +145,8 @@ def feed_of(slots: Sequence[Slot], layouts: Mapping[int, Layout], vids: Sequence
     return tuple(FeedEntry(slots[vid].name, slots[vid].spec, strides.get(vid)) for vid in vids)
 
 
-def _describe_feed(row: PlanRow) -> dict[str, Any]:
-    values = [VALUE.to_json(row.values[vid]) for vid in row.feed]
+def _describe_feed(plan: ExecutionPlan) -> dict[str, Any]:
+    values = [VALUE.to_json(_value_row(plan, plan.slots[vid])) for vid in _fed_vids(plan)]
     entries = [{key: value[key] for key in ("name", "shape", "dtype", "device")} for value in values]
     for entry, value in zip(entries, values, strict=True):
         if value["layout"] is not None:
@@ -249,24 +232,20 @@ MEMORY: Final = record(
 OF_FILE: Final = Form(same, int_of, lambda writer, item: None, lambda reader: reader.alignment)
 """The alignment of all plans of a plan.bin, which its header says once."""
 
-ROW: Final = record(
+PLAN: Final = record(
     plan_of,
-    Field("graph", TEXT),
+    Field("graph", TEXT, "graph_name"),
     Field("graph_digest", TEXT),
     Field("arena_bytes", U64),
     Field("live_bytes", U64),
-    Field("values", several(VALUE)),
+    Field("values", several(VALUE), _values_of),
     Field("inputs", VIDS),
     Field("outputs", VIDS),
     Field("updates", VID_MAP, default={}),
-    Field("feed", VIDS),
-    Field("calls", several(CALL)),
+    Field("feed", VIDS, _fed_vids),
+    Field("calls", several(CALL), _calls_of),
     Field("memory", optional(MEMORY), default=None),
     Field("alignment", OF_FILE, default=ALIGNMENT),
     derived=_describe_feed,
-)
-
-PLAN: Final = ROW._replace(
-    to_json=lambda plan: ROW.to_json(row_of(plan)), write=lambda writer, plan: ROW.write(writer, row_of(plan))
 )
 """An `ExecutionPlan`."""
