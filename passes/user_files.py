@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
@@ -157,6 +158,18 @@ def _is_of_elsewhere(module: ModuleType | None, folder: Path) -> bool:
 
 OURS: Final = tuple(f"{Path(__file__).parents[1] / name}/" for name in ("passes", "pipeline"))
 """The beginnings of the paths of our own files."""
+
+STDLIB: Final = tuple(f"{path}/" for name in ("stdlib", "platstdlib") if (path := sysconfig.get_path(name)))
+
+
+def is_user_code(file: str) -> bool:
+    """Whether a file belongs neither to an installed library, nor to Python, nor to onnxline."""
+    return not is_installed(file) and not file.startswith((*STDLIB, *OURS))
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file belongs to an installed library."""
+    return "site-packages" in file or "dist-packages" in file
 
 
 def files_beside(location: str) -> set[Path]:

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from pipeline.authoring.forms import FORMS
 from pipeline.authoring.tensors import DTYPES, IRTensor, check_dtype, name_of, spec_of, text_of
 from pipeline.errors import OnnxlineError, UsageError
+from pipeline.importers.from_torch.modules import named_tensors
 from pipeline.importers.from_torch.operators import describe_operator
 from pipeline.importers.from_torch.region import Arguments
 from pipeline.importers.from_torch.tensors import TensorPayload
@@ -130,10 +131,7 @@ class ModelBuilder(GraphBuilder):
         Returns:
             {name in `module`: IR tensor} of its parameters and buffers.
         """
-        stored: dict[str, torch.Tensor] = {
-            **dict(module.named_parameters(remove_duplicate=False)),
-            **dict(module.named_buffers(remove_duplicate=False)),
-        }
+        stored = named_tensors(module)
         for name, tensor in stored.items():
             full = f"{prefix}.{name}" if prefix else name
             self._names[id(tensor)] = (*self._names.get(id(tensor), ()), full)

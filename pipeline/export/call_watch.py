@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from passes.user_files import is_user_code
 from pipeline.export.source import Example, TorchSource
 from pipeline.export.tree import named_leaves
-from pipeline.export.user_code import is_user_code
 from pipeline.importers.from_torch.modules import (
     STANDARD,
     attribute_items,

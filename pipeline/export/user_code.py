@@ -9,7 +9,6 @@ import ast
 import importlib.util
 import re
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
 from importlib.machinery import PathFinder
@@ -18,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from passes.suggest import nearest
-from passes.user_files import OURS, run_file
+from passes.user_files import OURS, STDLIB, is_installed, is_user_code, run_file
 from passes.worker.own_names import describe_clash
 from pipeline.config import split_factory
 from pipeline.errors import OnnxlineError, SourceError
@@ -38,25 +37,16 @@ def innermost_line(error: BaseException, own: str = "") -> str:
     frames = traceback.StackSummary.extract(traceback.walk_tb(error.__traceback__), lookup_lines=False)
     frames = [frame for frame in frames if not frame.filename.startswith((*OURS, "<"))]
     kinds: tuple[Callable[[str], bool], ...] = (
-        lambda file: bool(own) and file.startswith(own) and not _is_installed(file.removeprefix(own)),
+        lambda file: bool(own) and file.startswith(own) and not is_installed(file.removeprefix(own)),
         is_user_code,
-        lambda file: not file.startswith(STDLIB) or (_is_installed(file) and "-packages/torch/" not in file),
-        lambda file: not file.startswith(STDLIB) or _is_installed(file),
+        lambda file: not file.startswith(STDLIB) or (is_installed(file) and "-packages/torch/" not in file),
+        lambda file: not file.startswith(STDLIB) or is_installed(file),
     )
     for is_own in kinds:
         for frame in reversed(frames):
             if is_own(frame.filename):
                 return f"{frame.filename}:{frame.lineno}" + (f": {frame.line}" if frame.line else "")
     return ""
-
-
-def is_user_code(file: str) -> bool:
-    """Whether a file belongs neither to an installed library, nor to Python, nor to onnxline."""
-    return not _is_installed(file) and not file.startswith((*STDLIB, *OURS))
-
-
-def _is_installed(file: str) -> bool:
-    return "site-packages" in file or "dist-packages" in file
 
 
 def module_frame(error: BaseException, module: nn.Module) -> tuple[str, str] | None:
@@ -126,9 +116,6 @@ ON_TENSORS = (
 
 # Frames of nn.Module around forward, in every call.
 DISPATCH = {"_call_impl", "_wrapped_call_impl"}
-
-STDLIB = tuple(f"{path}/" for name in ("stdlib", "platstdlib") if (path := sysconfig.get_path(name)))
-
 
 T = TypeVar("T")
 

@@ -20,13 +20,13 @@ import onnx
 
 from passes.graph.traversal import pause_collector
 from passes.proof.prover import STRUCTURE
+from passes.user_files import is_user_code
 from passes.weights.detached import UNREAD, read_model
 from passes.weights.stand_ins import digest_of
 from pipeline.config import ModelConfig, RunConfig, locate, split_factory
 from pipeline.errors import UsageError
 from pipeline.export.load import load_source
 from pipeline.export.source import OnnxSource, Source, TorchSource, with_dynamic_shapes
-from pipeline.export.user_code import is_user_code
 from pipeline.stages.check import refuse_export_keys
 from pipeline.workspace import Workspace
 

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from passes.proof.numbers import Tolerance, tolerance_for
 from passes.suggest import describe_argument, with_article
 from pipeline.export.tree import register_caches
+from pipeline.importers.from_torch.modules import named_tensors
 from pipeline.importers.from_torch.tensors import copy_with_strides, memory_of
 from pipeline.runtime.tensors import dtype_name
 from pipeline.torch_ir.arguments import feed
@@ -234,8 +235,7 @@ def answer_of(model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]
 
 def stored_in(model: nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and buffers by all of their names."""
-    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    return {name: tensor.detach() for name, tensor in named}
+    return {name: tensor.detach() for name, tensor in named_tensors(model).items()}
 
 
 def copied_model(model: nn.Module) -> nn.Module:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import random
 import sys
-import sysconfig
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
@@ -27,8 +26,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-import passes
-from pipeline.training.frozen_numbers import HOMES, is_plain
+from passes.user_files import is_user_code
+from pipeline.training.frozen_numbers import is_plain
 
 Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
 
@@ -348,8 +347,7 @@ def _is_of_user(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if file is None:
         return module.__name__ == "__main__"
-    path = Path(file)
-    return not LIBRARIES & set(path.parts) and not any(path.is_relative_to(home) for home in INSTALLED)
+    return is_user_code(file)
 
 
 def _functions_of(cls: type, title: str, found: UserCaches) -> list[FunctionType]:
@@ -388,10 +386,3 @@ LARGEST: Final = 1000
 """The most entries of a cache; a larger container is data."""
 
 FUNCTION_CACHE: Final = functools._lru_cache_wrapper
-
-LIBRARIES: Final = {"site-packages", "dist-packages"}
-
-STDLIB: Final = (Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
-
-INSTALLED: Final = (*HOMES, Path(passes.__file__).parent, *STDLIB)
-"""Folders of code that is not the user's, as well as those of installed libraries."""

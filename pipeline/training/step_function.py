@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from passes.suggest import describe_argument
 from pipeline.errors import Unsupported, UsageError
+from pipeline.importers.from_torch.modules import named_tensors
 from pipeline.runtime.tensors import dtype_name
 from pipeline.training.attributes import ModuleAttributes
 from pipeline.training.batch import BatchLayout, LossFunction
@@ -202,7 +203,7 @@ def swapped_tensors(
     Where the block assigns to a parameter or a buffer (`self.count = self.count + 1`), `tensors` gets what it assigned.
     `original`: the module that has the names, where `module` is another one with the same tensors.
     """
-    named = _named_tensors(original or module) | _named_tensors(module)
+    named = named_tensors(original or module) | named_tensors(module)
     new = {id(named[name]): tensor for name, tensor in tensors.items() if name in named}
     places = [place for part in module.modules() for place in _places(vars(part), new)]
     for container, key, held in places:
@@ -219,13 +220,6 @@ def swapped_tensors(
         for name in tensors:
             if name in named and id(named[name]) in assigned:
                 tensors[name] = assigned[id(named[name])]
-
-
-def _named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
 
 
 def _places(attributes: Mapping[str, Any], wanted: Mapping[int, object]) -> list[Place]:

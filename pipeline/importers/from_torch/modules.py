@@ -52,6 +52,12 @@ def every_tensor(model: nn.Module) -> list[torch.Tensor]:
     return [tensor for tensor in found if tensor is not None]
 
 
+def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters, then buffers, each by all of its names."""
+    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    return dict(named)
+
+
 def attribute_items(model: nn.Module) -> dict[str, list[Any]]:
     """{path of an attribute that not every module has: its value, and what containers in it hold}."""
     found: dict[str, list[Any]] = {}
