@@ -233,7 +233,9 @@ def watch_call(module: nn.Module, call: Callable[[], dict[str, torch.Tensor]]) -
         _put_back(module, parameters, buffers, watch)
         after = attribute_items(module)
         changed = watch.parameters | _changed_tensors(held, kept_tensors(after, module))
-        plain = {name for name, found in after.items() if _plain(found) != _plain(items.get(name, []))} - changed
+        plain = {
+            name for name, found in after.items() if _plain_values(found) != _plain_values(items.get(name, []))
+        } - changed
         if changed | plain and not any(tensor.is_meta for tensor in (*first.values(), *module.parameters())):
             torch.set_rng_state(seed)
             if _differs(call, first):
@@ -265,7 +267,7 @@ def _put_back(
         _write(buffer, values)
 
 
-def _plain(items: Iterable[object]) -> list[tuple[type, object]]:
+def _plain_values(items: Iterable[object]) -> list[tuple[type, object]]:
     """The numbers and texts among what an attribute holds."""
     return [(type(item), item) for item in items if type(item) in (*NUMBERS, complex, str)]
 

@@ -106,7 +106,7 @@ def resolve_views(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
-    """Whether each element lies where `strides` say; those of an axis of size 1 and of an empty tensor say nothing."""
+    """Whether the elements have these strides; those of an axis of size 1 and of an empty tensor may be any."""
     axes = zip(tensor.shape, tensor.stride(), strides, strict=True)
     return not tensor.numel() or all(size == 1 or own == wanted for size, own, wanted in axes)
 

@@ -297,7 +297,7 @@ def tokens_with_image(model: Any, batch: int, image: int, words: int, seed: int)
 
 @torch.no_grad()
 def sees_later_words(model: Any) -> bool:
-    """Whether a word of the prompt has other logits when the word after it is another one."""
+    """Whether a word of the prompt has other logits when the next word is another."""
     first = torch.ones(1, 2, dtype=torch.int64, device=next(model.parameters()).device)
     table, found = model.get_input_embeddings(), []
     for ids in (first, first.cumsum(1)):
