@@ -1,4 +1,5 @@
-"""Specs of tensors: ONNX's element types, declared shapes, sizes that the caller fixes, shape inference, sequences.
+"""Shapes and dtypes of values before nodes become ops: as the model declares them, as the caller fixes sizes, and as
+they follow from the operands, by ONNX's inference or by a rule of our own.
 
 A sequence of tensors is supported where SplitToSequence makes it and all places are constant.
 """
@@ -20,6 +21,8 @@ from pipeline.ir.graph import Dim, TensorSpec
 
 Constants = Mapping[str, np.ndarray]
 """Inputs of a node whose elements are known and few."""
+
+Specs = Mapping[str, TensorSpec]
 
 
 def declared_spec(value: onnx.ValueInfoProto, dims: Mapping[str, int]) -> TensorSpec | None:
@@ -149,10 +152,6 @@ def with_defaults(proto: onnx.NodeProto) -> onnx.NodeProto:
     return copy
 
 
-MOST_PROPAGATED = 4096
-"""Elements of a vector that may be a shape: ONNX's inference makes a symbol for each of them."""
-
-
 def fit_windows(
     node: onnx.NodeProto, specs: Mapping[str, TensorSpec], outputs: Mapping[str, TensorSpec]
 ) -> dict[str, TensorSpec]:
@@ -186,12 +185,6 @@ def fit_windows(
         name: TensorSpec(tuple(0 if axis in none else size for axis, size in enumerate(spec.shape)), spec.dtype)
         for name, spec in outputs.items()
     }
-
-
-WINDOWED = frozenset({"AveragePool", "Conv", "LpPool", "MaxPool"})
-
-
-Specs = Mapping[str, TensorSpec]
 
 
 def like_first_input(node: onnx.NodeProto, specs: Specs, _: Constants) -> dict[str, TensorSpec]:
@@ -281,9 +274,19 @@ def _sizes(total: int, split: np.ndarray | None) -> tuple[int, ...]:
     return tuple(min(step, total - start) for start in range(0, total, step))
 
 
+def value_arguments(key: str, node: onnx.NodeProto) -> list[str]:
+    """The names of the inputs of `node` that have to be known numbers; `key` as `op_key` gives it."""
+    places = range(len(node.input)) if key in EVERY else PLACES.get(key, ())
+    return [node.input[place] for place in places if place < len(node.input) and node.input[place]]
+
+
+MOST_PROPAGATED = 4096
+"""Elements of a vector that may be a shape: ONNX's inference makes a symbol for each of them."""
+
 MOST_PIECES = 2**16
 """Tensors of one sequence."""
 
+WINDOWED = frozenset({"AveragePool", "Conv", "LpPool", "MaxPool"})
 
 LIKE_FIRST = (
     "GroupNormalization", "SimplifiedLayerNormalization", "com.microsoft::BiasGelu", "com.microsoft::FastGelu",
@@ -299,12 +302,6 @@ OWN_SHAPES: dict[str, Callable[[onnx.NodeProto, Specs, Constants], dict[str, Ten
     "com.microsoft::MatMulNBits": unpacked_product_shape,
 }
 """Shapes of operators that ONNX's shape inference does not know, those of onnxruntime's own domain among them."""
-
-
-def value_arguments(key: str, node: onnx.NodeProto) -> list[str]:
-    """The names of the inputs of `node` that have to be known numbers; `key` as `op_key` gives it."""
-    places = range(len(node.input)) if key in EVERY else PLACES.get(key, ())
-    return [node.input[place] for place in places if place < len(node.input) and node.input[place]]
 
 
 REDUCTIONS = (

@@ -132,11 +132,6 @@ def _after(copies: Sequence[Pair], update: Launch) -> Launch:
     return in_turn(*(partial(target.copy_, source) for target, source in copies), update)
 
 
-ROWS = torch.contiguous_format
-
-KERNELS: dict[Kind, Kernel] = {Kind.SGD: sgd, Kind.Adam: adam, Kind.NotFinite: not_finite, Kind.CountStep: count_step}
-
-
 def launch_native_adam(library: NativeLibrary, ins: Ins, outs: Outs, attrs: Attrs) -> Launch | None:
     *operands, step, rate, skip = ins
     if not are_floats(*operands, *outs, step, skip) or rate.dtype is not torch.float64:
@@ -166,6 +161,10 @@ def launch_not_finite(library: NativeLibrary, ins: Ins, outs: Outs, _: Attrs) ->
 def launch_count_step(library: NativeLibrary, ins: Ins, outs: Outs, _: Attrs) -> Launch | None:
     return library.launch("count_step", outs, ins, ()) if are_floats(*ins, *outs) else None
 
+
+ROWS = torch.contiguous_format
+
+KERNELS: dict[Kind, Kernel] = {Kind.SGD: sgd, Kind.Adam: adam, Kind.NotFinite: not_finite, Kind.CountStep: count_step}
 
 NATIVE: dict[Kind, NativeKernel] = {
     Kind.Adam: launch_native_adam,
