@@ -151,10 +151,12 @@ class _PartBuilder:
     given: dict[str, str] = field(default_factory=dict)
     inputs: dict[str, onnx.ValueInfoProto] = field(default_factory=dict)
     is_opaque: bool = False
+    heavy: int = 0
+    """How many of the nodes dominate the time of a run."""
 
     def build(self) -> ProofPart | None:
         new, old = self.claims.after.index, self.before.model.index
-        pairs = []
+        pairs, whole = [], sum(node.op_type in HEAVY for node in old.nodes)
         for name in self.claims.names:
             self._add_new(name, new)
             digest = self.before.digests.values[name]
@@ -163,16 +165,16 @@ class _PartBuilder:
             else:
                 self._add_old(name)
             pairs.append((NEW + name, digest if digest in self.held else name))
+            # A run of the whole model then costs at most twice as much, and is needed anyway where bits differ.
+            if self.is_opaque or self.heavy > max(MOST_HEAVY, whole // 3):
+                return None
         nodes = [
             found[first_output(node)]
             for graph, found in ((old, self.old_nodes), (new, self.new_nodes))
             for node in graph.nodes
             if first_output(node) in found
         ]
-        whole, heavy = (sum(node.op_type in HEAVY for node in some) for some in (old.nodes, nodes))
-        # A run of the whole model then costs at most twice as much, and is needed anyway where bits differ.
-        is_most = len(nodes) > len(old.nodes) // 2 and heavy >= whole // 2
-        if self.is_opaque or is_most or heavy > max(MOST_HEAVY, whole // 3):
+        if len(nodes) > len(old.nodes) // 2 and self.heavy >= whole // 2:
             return None
         computed = computed_values(nodes)
         fed = {name: digest for name, digest in self.given.items() if name not in computed}
@@ -220,6 +222,7 @@ class _PartBuilder:
 
     def _copy(self, node: NodeProto, side: str) -> NodeProto:
         self.is_opaque = self.is_opaque or is_opaque(node)
+        self.heavy += node.op_type in HEAVY
         copy = copy_of(node)
         del copy.metadata_props[:]
         copy.name = f"{side}/{first_output(node)}"
