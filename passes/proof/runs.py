@@ -30,6 +30,7 @@ from passes.proof.precision import Precisions
 from passes.weights.mapped import FileMaps, FileRange
 from passes.weights.sharing import MappedModel, portable
 from passes.weights.stand_ins import Weight
+from passes.worker.platforms import return_free_memory
 
 if TYPE_CHECKING:  # who answers needs no more than the above
     from passes.context import PassContext
@@ -50,6 +51,10 @@ THREADED_BYTES: Final = 2**18
 
 KEEP_BYTES: Final = 2**18
 """Values in `RunRequest.hold` that are larger are not kept."""
+
+LARGE_BYTES: Final = 2**26
+"""Weights above this size in sum: what the run before has freed is given back before such a model runs. On ViT-base it
+is 54 MiB of the peak, or nothing, as the heap happens to lie, and takes 0.02 s of 0.3."""
 
 ALIGNMENT: Final = 64
 
@@ -223,6 +228,8 @@ def _open_session(
     from passes.weights.sessions import Session  # not above: who only asks needs no onnxruntime
 
     proto, weights = request.model.model(), request.model.map_weights()
+    if sum(weight.data.nbytes for weight in weights.values()) > LARGE_BYTES:
+        return_free_memory()
     fed, expected = draws[0] if draws else ({}, {})
     pairs = [name for pair in request.same for name in pair if name not in fed]
     values = [*expected, *request.own, *request.hold, *pairs, *add_gauges(proto.graph, gauges)]
