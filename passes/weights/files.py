@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Final
 
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
 from passes.errors import UsageError
+from passes.load.tensors import entry_of
 from passes.weights.detached import UNREAD, DetachedModel, inner_tensors
 from passes.weights.mapped import ExternalFiles, append_page, find_file_range
 from passes.weights.stand_ins import inline, point_to
@@ -269,6 +271,17 @@ def write_model(model: DetachedModel, path: str | os.PathLike[str]) -> None:
         if Path(path).is_dir():
             raise UsageError(f"{path} is a folder; expected a file, such as {Path(path) / 'model.onnx'}")
         save(model, Path(path), referring=bool(model.unread()))
+
+
+def files_of_model(path: Path) -> list[Path]:
+    """An ONNX file, and the files that hold its weights; the ONNX file alone where it cannot be read."""
+    try:
+        graph = onnx.load(path, load_external_data=False).graph
+    except (OSError, DecodeError):
+        return [path]
+    tensors = (*graph.initializer, *inner_tensors(graph))
+    names = {entry_of(tensor).location for tensor in tensors if tensor.data_location == TensorProto.EXTERNAL}
+    return [path, *(path.parent / name for name in sorted(names))]
 
 
 @contextlib.contextmanager

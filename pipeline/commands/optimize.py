@@ -97,7 +97,7 @@ def optimize(
 
 def _describe_result(run: PassRun, before: Path, after: Path, merges: Iterable[str]) -> Iterator[str]:
     """The lines on the model that was written: notes, nodes, operators and bytes."""
-    nodes, sizes = len(run.model.proto.graph.node), [bytes_text(_bytes_with_data(path)) for path in (before, after)]
+    nodes, sizes = len(run.model.proto.graph.node), [bytes_text(_bytes_of(path)) for path in (before, after)]
     yield from (f"note: {line}" for line in merges)
     yield f"model: {after}, {plural(nodes, 'node')}"
     yield from (f"note: {remark}" for remark in run.remarks)
@@ -155,14 +155,8 @@ def _describe_latency(run: PassRun, before: Path, after: Path, context: PassCont
     return f"latency: {times[0]} → {times[1]} a run ({HOW_MEASURED}, on {shapes}; --no-latency leaves it out)"
 
 
-def _bytes_with_data(path: Path) -> int:
-    """Bytes of an ONNX file and of the files that it points into."""
-    import onnx
+def _bytes_of(path: Path) -> int:
+    """Bytes of an ONNX file and of the files with its weights."""
+    from passes.weights.files import files_of_model
 
-    from passes.graph.traversal import every_graph
-    from passes.load.tensors import entry_of
-
-    proto = onnx.load(path, load_external_data=False)
-    stored = (tensor for graph in every_graph(proto.graph) for tensor in graph.initializer)
-    names = {entry_of(tensor).location for tensor in stored if tensor.data_location == onnx.TensorProto.EXTERNAL}
-    return sum(file.stat().st_size for file in (path, *(path.parent / name for name in names)) if file.is_file())
+    return sum(file.stat().st_size for file in files_of_model(path) if file.is_file())

@@ -11,21 +11,19 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
-
-from pipeline.errors import SourceError
-
-if TYPE_CHECKING:
-    from torch import nn
-from dataclasses import field
 
 import onnx_ir as ir
 
 from passes.suggest import plural
+from pipeline.errors import SourceError
 from pipeline.export.checkpoint import DTYPES, Shards
 from pipeline.export.source import TorchSource
 from pipeline.runtime.tensors import to_numpy
+
+if TYPE_CHECKING:
+    from torch import nn
 
 DEEPEST: Final = 3
 """Most components of a prefix."""

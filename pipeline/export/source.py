@@ -5,27 +5,23 @@ Imports numpy, never torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from passes.suggest import nearest, plural
-from pipeline.config import ExportConfig, InputConfig, VerifyConfig
-from pipeline.errors import ConfigError
-
-if TYPE_CHECKING:  # torch takes seconds to import, and an ONNX file does not need it
-    import torch
-    from torch import nn
-    from torch.export import ExportedProgram
-from collections.abc import Callable, Iterable, Sequence
 
 import ml_dtypes
 import numpy as np
 
 from passes.proof.draws import Draw, DrawnInput, GivenDraw, dtype_named
-from pipeline.config import ModelConfig
-from pipeline.errors import SourceError
+from passes.suggest import nearest, plural
+from pipeline.config import ExportConfig, InputConfig, ModelConfig, VerifyConfig
+from pipeline.errors import ConfigError, SourceError
+
+if TYPE_CHECKING:  # torch takes seconds to import, and an ONNX file does not need it
+    import torch
+    from torch import nn
+    from torch.export import ExportedProgram
 
 
 @dataclass(frozen=True, slots=True, eq=False)

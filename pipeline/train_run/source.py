@@ -16,14 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import onnx
 import torch
-from google.protobuf.message import DecodeError
 from torch import nn, optim
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
-from passes.weights.detached import detach, inner_tensors
-from passes.weights.files import save
+from passes.weights.detached import detach
+from passes.weights.files import files_of_model, save
 from pipeline.authoring import Model
 from pipeline.authoring.fit import Schedule
 from pipeline.config import ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig, locate
@@ -69,9 +67,9 @@ class TrainSource(ABC):
         """Models that `train.evaluate` measures as well as the trained one, by what the report calls them."""
         return {}
 
-    @abstractmethod
     def finish(self) -> nn.Module | Model:
         """The trained model as it is evaluated, once the program has written its states to `module`."""
+        return self.module.eval()
 
     @abstractmethod
     def export(self, program: TrainProgram, folder: Path, observer: Observer) -> RunResult:
@@ -85,11 +83,8 @@ class _FactoryModule(TrainSource):
         super().__init__(config, module.train(), notes)
         self._example = example
 
-    def finish(self) -> nn.Module:
-        return self.module.eval()
-
     def export(self, program: TrainProgram, folder: Path, observer: Observer) -> RunResult:
-        source = _to_source(self.config, self.finish(), self._example, program)
+        source = _to_source(self.config, self.module.eval(), self._example, program)
         return Pipeline(self.config, folder, observer, source).run()
 
 
@@ -102,11 +97,8 @@ class _TransformersModule(TrainSource):
         super().__init__(config, source.module.train(), source.notes)
         self._source = source
 
-    def finish(self) -> nn.Module:
-        return self.module.eval()
-
     def export(self, program: TrainProgram, folder: Path, observer: Observer) -> RunResult:
-        source = replace(self._source, module=self.finish(), weights=_describe_weights(program))
+        source = replace(self._source, module=self.module.eval(), weights=_describe_weights(program))
         return Pipeline(self.config, folder, observer, as_configured(source, self.config.export)).run()
 
 
@@ -132,9 +124,6 @@ class _OnnxModel(TrainSource):
     def __init__(self, config: RunConfig, path: Path, batch: object) -> None:
         self._path, self._sizes = path, _sizes_of(path, batch)
         super().__init__(config, as_module(path, train=config.model.trainable or None, shapes=self._sizes).train())
-
-    def finish(self) -> nn.Module:
-        return self.module.eval()
 
     def export(self, program: TrainProgram, folder: Path, observer: Observer) -> RunResult:
         trained, proto = folder.absolute() / TRAINED, with_weights(self._path, program)
@@ -245,7 +234,7 @@ def training_key(config: RunConfig, train: TrainConfig, quantized: Path | None) 
     references = (config.model.factory, train.batches, train.loss)
     files = [Path(text.rpartition(":")[0]) for text in references if text and ".py:" in text]
     files += _files_of_model(config.model, config.checkpoint)
-    files += _files_of_onnx(quantized) if quantized is not None else []
+    files += files_of_model(quantized) if quantized is not None else []
     steps = train.model_dump(mode="json", exclude={"evaluate", "export"})
     settings = (config.model.model_dump(mode="json"), steps)
     return key_of(*settings, [digest_of_file(file) for file in files], own_code_digest(), versions())
@@ -254,7 +243,7 @@ def training_key(config: RunConfig, train: TrainConfig, quantized: Path | None) 
 def _files_of_model(model: ModelConfig, checkpoint: str | None) -> list[Path]:
     """The files that the first weights come from, and the configuration of a model of transformers."""
     if model.onnx is not None:
-        return _files_of_onnx(locate(model.onnx))
+        return files_of_model(locate(model.onnx))
     section = model.transformers
     named = [checkpoint, section.config if section is not None and isinstance(section.config, str) else None]
     return [file for text in named if text is not None for file in _files_in(locate(text))]
@@ -265,17 +254,6 @@ def _files_in(path: Path) -> Iterator[Path]:
     is_index = path.name.endswith(".index.json")
     folder = path.parent if is_index else path
     yield from sorted(file for file in folder.iterdir() if file.is_file()) if folder.is_dir() else [path]
-
-
-def _files_of_onnx(path: Path) -> list[Path]:
-    """The ONNX file, and the files in its folder that hold its weights."""
-    try:
-        graph = onnx.load(path, load_external_data=False).graph
-    except (OSError, DecodeError):  # as_module says what is wrong with it
-        return [path]
-    tensors = (*graph.initializer, *inner_tensors(graph))
-    entries = [entry for tensor in tensors for entry in tensor.external_data if entry.key == "location"]
-    return [path, *(path.parent / name for name in sorted({entry.value for entry in entries}))]
 
 
 def make_loss(train: TrainConfig) -> LossFunction:
