@@ -1,6 +1,6 @@
 """Forms in ONNX of what torch's exporter has none for, or a wrong one.
 
-They are systems with a triangular matrix, convolutions of three axes, and our own operators that round.
+They are systems of equations and their matrices, convolutions of three axes, and our own operators that round.
 
 The inverse of a triangular matrix is put together from blocks on the diagonal that double in size: the inverse of
 `[[A, 0], [B, C]]` is `[[A⁻¹, 0], [-C⁻¹ B A⁻¹, C⁻¹]]`. So 64 rows need 6 rounds of two products, and round as forward
@@ -50,6 +50,88 @@ def translate_solve_triangular(
         return op.MatMul(inverse, right if diagonal is None else op.Div(right, diagonal))
     result = op.MatMul(right, inverse)
     return result if diagonal is None else op.Div(result, diagonal)
+
+
+def translate_inverse(self: Any) -> Any:
+    """`aten.linalg_inv`: of a singular matrix it is infinite or NaN."""
+    identity = op.CastLike(_constant(np.eye(_rows(self), dtype=np.float32)), self)
+    return _solve(self, op.Expand(identity, op.Shape(self)), _rows(self))
+
+
+def translate_solve(self: Any, right: Any, *, left: bool = True) -> Any:
+    """`aten.linalg_solve`: X of `self @ X = right`, or of `X @ self = right`, which may be vectors."""
+    last, rank = op.Constant(value_ints=[-1]), len(self.shape)
+    is_vector = len(right.shape) == 1 or list(right.shape) == list(self.shape)[:-1]
+    if not is_vector and len(right.shape) != rank:
+        raise NotImplementedError(
+            f"a system of matrices of {rank} axes with {len(right.shape)} has no form: expand both"
+        )
+    right = op.Unsqueeze(right, last) if is_vector else right
+    if left or is_vector:
+        batch = op.Shape(self, end=-2)
+        result = _solve(self, op.Expand(right, op.Concat(batch, op.Shape(right, start=-2), axis=0)), _rows(self))
+        return op.Squeeze(result, last) if is_vector else result
+    return _transposed(_solve(_transposed(self, rank), _transposed(right, rank), _rows(self)), rank)
+
+
+def _solve(matrix: Any, right: Any, count: int) -> Any:
+    """X of `matrix @ X = right`, by Gauss and Jordan: each round takes the largest element of a column as its pivot."""
+    rows, axis = op.Concat(matrix, right, axis=-1), op.Constant(value_ints=[-2])
+    places = np.arange(count)[:, None]
+    for at in range(count):
+        column = op.Slice(rows, *(op.Constant(value_ints=[end]) for end in (at, at + 1, -1)))
+        lowest = op.CastLike(op.Constant(value_float=-1.0), rows)
+        chosen = op.ArgMax(op.Where(_constant(places < at), lowest, op.Abs(column)), axis=-2, keepdims=1)
+        here, there = op.Constant(value_ints=[at]), op.Equal(_constant(places), chosen)
+        order = op.Where(_constant(places == at), chosen, op.Where(there, here, _constant(places)))
+        rows = op.GatherElements(rows, op.Expand(order, op.Shape(rows)), axis=-2)
+        pivots = op.Slice(rows, here, op.Constant(value_ints=[at + 1]), axis)
+        column, pivot = (
+            op.Slice(part, *(op.Constant(value_ints=[end]) for end in (at, at + 1, -1))) for part in (rows, pivots)
+        )
+        pivots = op.Div(pivots, pivot)
+        rows = op.Where(_constant(places == at), pivots, op.Sub(rows, op.Mul(column, pivots)))
+    return op.Slice(rows, *(op.Constant(value_ints=[end]) for end in (count, 2**62, -1)))
+
+
+def translate_cholesky(self: Any, upper: bool = False) -> Any:
+    """`aten.linalg_cholesky`, column by column: NaN where the matrix is not positive definite."""
+    count, rank = _rows(self), len(self.shape)
+    rest = _transposed(self, rank) if upper else self
+    zero = op.CastLike(op.Constant(value_float=0.0), self)
+    columns = []
+    for at in range(count):
+        ends = [op.Constant(value_ints=[end]) for end in (at, at + 1)]
+        column = op.Slice(rest, *ends, op.Constant(value_ints=[-1]))
+        root = op.Sqrt(op.Slice(column, *ends, op.Constant(value_ints=[-2])))
+        columns.append(op.Where(_constant(np.arange(count)[:, None] < at), zero, op.Div(column, root)))
+        rest = op.Sub(rest, op.MatMul(columns[-1], _transposed(columns[-1], rank)))
+    factor = op.Concat(*columns, axis=-1)
+    return _transposed(factor, rank) if upper else factor
+
+
+def translate_slogdet(self: Any) -> tuple[Any, Any]:
+    """`aten.linalg_slogdet`: sign and logarithm of the determinant."""
+    determinant = op.Det(self)
+    return op.Sign(determinant), op.Log(op.Abs(determinant))
+
+
+MOST_ROWS: Final = 16
+"""The most rows of a matrix that is inverted: each takes a dozen nodes."""
+
+
+def _rows(matrix: Any) -> int:
+    count = matrix.shape[-1]
+    if not isinstance(count, int) or count > MOST_ROWS:
+        raise NotImplementedError(
+            f"a system of {count} rows has no form in ONNX, of {MOST_ROWS} or fewer it has one: solve it outside of "
+            "the module, or store what is computed from a constant matrix as a buffer"
+        )
+    return count
+
+
+def _transposed(matrix: Any, rank: int) -> Any:
+    return op.Transpose(matrix, perm=[*range(rank - 2), rank - 1, rank - 2])
 
 
 def _constant(array: np.ndarray) -> Any:

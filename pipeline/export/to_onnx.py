@@ -255,8 +255,10 @@ def _failed_node(chain: list[BaseException]) -> Node | None:
 
 
 def _operator_name(node: Node) -> str:
-    """`aten.unsqueeze.default`, or `_operator.floordiv` of a Python function."""
+    """`aten.unsqueeze.default`, or `_operator.floordiv` of a Python function; before torch decomposed it to prims."""
     target = node.target
+    if str(target).startswith("prims."):
+        target = node.meta.get("original_aten", target)
     if isinstance(target, str) or "OpOverload" in type(target).__name__:
         return str(target)
     return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}"
@@ -282,6 +284,11 @@ def _way_out(operator: str, reason: str) -> str:
         )
     if "complex-valued" in reason:
         return "on complex tensors there is none: compute with their parts (torch.view_as_real)"
+    if "No ONNX function found" in reason:
+        return (
+            "no opset has a form of it: compute the same by other torch operators, or compute it before the module and "
+            "hand the result in as an input or a buffer"
+        )
     return "try another opset (export.opset), or other torch operators that compute the same"
 
 

@@ -18,11 +18,17 @@ from onnxscript.onnx_opset import opset18
 
 from pipeline.export.ordered_forms import ORDERED
 from pipeline.export.own_forms import (
+    translate_cholesky,
     translate_conv3d,
     translate_dequantize,
+    translate_inverse,
     translate_quantize,
+    translate_slogdet,
+    translate_solve,
     translate_solve_triangular,
 )
+from pipeline.export.pooling_forms import POOLS
+from pipeline.export.special_forms import SPECIAL
 
 op: Final[Any] = opset18
 """Typed as Any: its annotations are for eager evaluation, and here it adds nodes to torch's graph."""
@@ -325,6 +331,8 @@ TRANSLATIONS: Final[Mapping[str, Callable[..., Any]]] = {
     **SQUEEZE,
     **EXTREMES,
     **ORDERED,
+    **POOLS,
+    **SPECIAL,
     "aten.copy.default": translate_copy,
     "aten.conv3d.default": translate_conv3d,
     "aten.avg_pool2d.default": _translate_average(aten_avg_pool2d, 2),
@@ -342,4 +350,9 @@ TRANSLATIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten.log_sigmoid.default": translate_log_sigmoid,
     "aten.special_erfcx.default": translate_erfcx,
     "aten.linalg_solve_triangular.default": translate_solve_triangular,
+    "aten.linalg_inv.default": translate_inverse,
+    "aten.inverse.default": translate_inverse,
+    "aten.linalg_solve.default": translate_solve,
+    "aten.linalg_slogdet.default": translate_slogdet,
+    "aten.linalg_cholesky.default": translate_cholesky,
 }
