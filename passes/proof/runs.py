@@ -219,6 +219,7 @@ def _run_gauged(request: RunRequest, gauges: Gauges, readings: Readings, may_eva
         is_same = all(same_bits(values[left], values[right]) for left, right in request.same)
         answers.append(DrawAnswer(request.criteria.errors(expected | own, results), store(small | own, file), is_same))
         readings.add(gauges, results)
+        del results, own, small, values  # the next draw is run in their memory
     return RunAnswer(answers, readings, session.is_evaluated, drawn, skipped)
 
 
