@@ -16,7 +16,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
-from passes.errors import UsageError
+from passes.errors import ModelError, UsageError
 from passes.load.tensors import entry_of
 from passes.weights.detached import UNREAD, DetachedModel, inner_tensors
 from passes.weights.mapped import ExternalFiles, append_page, find_file_range
@@ -277,10 +277,10 @@ def files_of_model(path: Path) -> list[Path]:
     """An ONNX file, and the files that hold its weights; the ONNX file alone where it cannot be read."""
     try:
         graph = onnx.load(path, load_external_data=False).graph
-    except (OSError, DecodeError):
+        tensors = (*graph.initializer, *inner_tensors(graph))
+        names = {entry_of(tensor).location for tensor in tensors if tensor.data_location == TensorProto.EXTERNAL}
+    except (OSError, DecodeError, ModelError):
         return [path]
-    tensors = (*graph.initializer, *inner_tensors(graph))
-    names = {entry_of(tensor).location for tensor in tensors if tensor.data_location == TensorProto.EXTERNAL}
     return [path, *(path.parent / name for name in sorted(names))]
 
 

@@ -135,7 +135,9 @@ class Model:
             Unsupported: something that the runtime cannot train.
         """
         if not isinstance(optimizer, OptimizerSpec | torch.optim.Optimizer):
-            raise UsageError(f"compile: found {_kind_of(optimizer)} as optimizer, expected SGD(), Adam() or AdamW()")
+            raise UsageError(
+                f"compile: found {describe_argument(optimizer)} as optimizer, expected SGD(), Adam() or AdamW()"
+            )
         step = self.step_graph(loss, training=True, target=target)
         module = as_module(step).train()
         feed = {step.values[vid].name: _zeros(step.values[vid].spec) for vid in step.inputs}
@@ -204,10 +206,10 @@ class Model:
         if self._loss is None:
             raise UsageError("evaluate: the model is not compiled; call compile(optimizer, loss) before")
         if not isinstance(batches, Iterable):
-            raise UsageError(f"evaluate: found {_kind_of(batches)}, expected batches, each (*inputs, target)")
+            raise UsageError(f"evaluate: found {describe_argument(batches)}, expected batches, each (*inputs, target)")
         for name, metric in metrics.items():
             if not callable(metric):
-                raise UsageError(f"evaluate: the metric {name} is {_kind_of(metric)}, expected a function")
+                raise UsageError(f"evaluate: the metric {name} is {describe_argument(metric)}, expected a function")
         rows = [self._evaluate_batch(batch, metrics) for batch in batches]
         samples = sum(size for size, _ in rows)
         if not samples:
@@ -314,7 +316,7 @@ class Model:
         """The tensors of a batch `(*inputs, target)` by the names of the graph's inputs."""
         names = [*_input_names(len(self.inputs)), "target"]
         if not isinstance(batch, tuple | list) or len(batch) != len(names):
-            found = f"{len(batch)} tensors" if isinstance(batch, tuple | list) else _kind_of(batch)
+            found = f"{len(batch)} tensors" if isinstance(batch, tuple | list) else describe_argument(batch)
             raise UsageError(f"found a batch of {found}, expected ({', '.join(names)})")
         return dict(zip(names, batch, strict=True))
 
@@ -343,7 +345,7 @@ class Model:
         assert self._loss is not None
         loss, feed = self._loss, self._name_tensors(batch)
         if not isinstance(batch[-1], torch.Tensor):
-            raise UsageError(f"evaluate: the target is {_kind_of(batch[-1])}, expected a tensor")
+            raise UsageError(f"evaluate: the target is {describe_argument(batch[-1])}, expected a tensor")
         size = _check_inputs(batch[:-1], self.inputs)
         target = TensorSpec(tuple(batch[-1].shape), dtype_name(batch[-1].dtype))
         program = self._program_for(
@@ -362,7 +364,7 @@ class Model:
 def _value_names(module: torch.nn.Module) -> Mapping[str, str]:
     """{key of the module's state dict: name of the value in the graph}."""
     if not isinstance(module, GraphModule):
-        raise UsageError(f"found {_kind_of(module)}, expected the module that to_torch made")
+        raise UsageError(f"found {describe_argument(module)}, expected the module that to_torch made")
     return module.value_names
 
 
@@ -382,8 +384,8 @@ class FunctionLoss(Module):
 def _as_loss(loss: Loss) -> torch.nn.Module:
     if isinstance(loss, type) or not callable(loss):
         raise UsageError(
-            f"found {_kind_of(loss)} as loss, expected MSELoss(), CrossEntropyLoss(), another module, or a function "
-            "of output and target"
+            f"found {describe_argument(loss)} as loss, expected MSELoss(), CrossEntropyLoss(), another module, or a "
+            "function of output and target"
         )
     if not isinstance(loss, torch.nn.Module):
         return FunctionLoss(loss)
@@ -440,8 +442,3 @@ def _input_names(count: int) -> list[str]:
 
 def _zeros(spec: TensorSpec) -> torch.Tensor:
     return torch.zeros(spec.sizes, dtype=torch_dtype(spec.dtype))
-
-
-def _kind_of(item: object) -> str:
-    kind = item if isinstance(item, type) else type(item)
-    return f"{'the class ' if isinstance(item, type) else ''}{kind.__module__}.{kind.__name__}"

@@ -232,12 +232,12 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a loss by name": (
         lambda: small().compile(Adam(), "mse"),  # type: ignore[arg-type]
-        "found builtins.str as loss, expected MSELoss(), CrossEntropyLoss(), another module, or a function of output "
+        "found 'mse' as loss, expected MSELoss(), CrossEntropyLoss(), another module, or a function of output "
         "and target",
     ),
     "an optimizer by name": (
         lambda: small().compile("adam", MSELoss()),  # type: ignore[arg-type]
-        "compile: found builtins.str as optimizer, expected SGD(), Adam() or AdamW()",
+        "compile: found 'adam' as optimizer, expected SGD(), Adam() or AdamW()",
     ),
     "an optimizer of other parameters": (
         lambda: small().compile(torch.optim.SGD(nn.Linear(2, 3).parameters()), MSELoss()),
