@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -119,7 +119,7 @@ def from_aimet(data: Mapping[str, Any]) -> dict[str, Encoding]:
         raise UsageError(
             f"encodings: an entry of the file lacks the key {error}, which version {version} has"
         ) from error
-    except (TypeError, ValueError, IndexError, AttributeError) as error:
+    except (TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise UsageError(f"encodings: the file is no whole file of version {version}: {error!r}") from error
     for name, encoding in found.items():
         _check_numbers(name, encoding)
@@ -128,11 +128,25 @@ def from_aimet(data: Mapping[str, Any]) -> dict[str, Encoding]:
 
 def _read_sections(data: Mapping[str, Any], version: str) -> dict[str, Encoding]:
     if version in ("2.0.0", "2.1.0"):
-        return {row["name"]: _from_onnx_keys(row) for row in data["encodings"]}
+        return {name: _from_onnx_keys(row) for name, row in _by_name((row["name"], row) for row in data["encodings"])}
     sections = (data["activation_encodings"], data["param_encodings"])
     if version == "0.6.1":
-        return {name: _from_dicts(name, rows) for section in sections for name, rows in section.items()}
-    return {row["name"]: _from_list(row) for section in sections for row in section}
+        entries = _by_name(entry for section in sections for entry in section.items())
+        return {name: _from_dicts(name, rows) for name, rows in entries}
+    return {name: _from_list(row) for name, row in _by_name((row["name"], row) for rows in sections for row in rows)}
+
+
+def _by_name(entries: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
+    """The entries, where no two of a name differ.
+
+    Raises:
+        UsageError: two do, so that the file does not say which of them counts.
+    """
+    found: dict[str, Any] = {}
+    for name, entry in entries:
+        if found.setdefault(name, entry) != entry:
+            raise UsageError(f"encodings: the file has several entries of {name!r}, which differ; expected one")
+    return found.items()
 
 
 def _check_numbers(name: str, encoding: Encoding) -> None:
@@ -187,7 +201,10 @@ def _rows_of_dict(name: str, encoding: Encoding) -> list[Data]:
 
 def _from_dicts(name: str, rows: list[Data]) -> Encoding:
     _refuse_floats(name, rows[0]["dtype"])
-    symmetric = rows[0]["is_symmetric"] == "True"
+    forms = {(row["bitwidth"], row["dtype"], row["is_symmetric"]) for row in rows}
+    if len(forms) > 1:
+        raise UsageError(f"encodings: found {len(forms)} formats of the channels of {name!r}, expected one")
+    symmetric = _as_bool(rows[0]["is_symmetric"])
     scale = np.array([row["scale"] for row in rows], np.float32)
     offset = np.array([row["offset"] for row in rows], np.int64)
     return _encoding(rows[0]["bitwidth"], symmetric, scale, offset)
@@ -221,10 +238,24 @@ def _from_list(row: Data) -> Encoding:
     if row["enc_type"] == "LPBQ":
         bits = (row["compressed_bw"], row["bw"])
         return _lpbq(row, bits, np.array(row["per_block_int_scale"], np.float32), scale, UNKNOWN_AXIS)
-    found = _encoding(row["bw"], row["is_sym"], scale, offset, has_axis=row["enc_type"] != "PER_TENSOR")
+    is_whole = row["enc_type"] == "PER_TENSOR"
+    if scale.ndim != 1 or (is_whole and scale.size > 1):
+        raise UsageError(
+            f"encodings: {row['name']!r} is {row['enc_type']} with scales {list(scale.shape)}; expected a list of "
+            f"{'one number' if is_whole else 'numbers'}"
+        )
+    found = _encoding(row["bw"], _as_bool(row["is_sym"]), scale, offset, has_axis=not is_whole)
     if row["enc_type"] != "PER_BLOCK":
         return found
     return replace(found, precision=replace(found.precision, granularity="block", block=int(row["block_size"])))
+
+
+def _as_bool(value: object) -> bool:
+    """Whether a file says so: AIMET writes a bool, and its name as a text in version 0.6.1."""
+    text = str(value).lower()
+    if text not in ("true", "false"):
+        raise ValueError(f"found {value!r}, expected true or false")
+    return text == "true"
 
 
 def _lpbq(row: Data, bits: tuple[int, int], inner: np.ndarray, outer: np.ndarray, axis: int) -> Encoding:
@@ -347,7 +378,7 @@ def _from_onnx_keys(row: Data) -> Encoding:
         bits = (int(row["output_dtype"].removeprefix("int")), 8)
         return _lpbq(row, bits, inner, outer, int(row["axis"]))
     number = re.fullmatch(r"(u?)int(\d+)", row["output_dtype"])
-    if number is None or not isinstance(row.get("y_scale"), list | float):
+    if number is None or not isinstance(row.get("y_scale"), list | float | int):
         raise UsageError(f"encodings: {row['name']!r} is {row['output_dtype']}; expected integers with a scale")
     signed, block = not number[1], int(row.get("block_size", 0))
     scale = np.array(row["y_scale"], np.float32)

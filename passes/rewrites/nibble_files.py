@@ -122,7 +122,10 @@ def _read_torch_file(path: Path) -> Mapping[str, np.ndarray]:
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise UsageError(f"{path}: found {type(state).__name__}, expected a mapping from names to tensors alone")
     wide = {name: value.float() if value.dtype == torch.bfloat16 else value for name, value in state.items()}
-    return {name: value.numpy() for name, value in wide.items()}
+    try:
+        return {name: value.detach().numpy() for name, value in wide.items()}
+    except (RuntimeError, TypeError) as error:  # NotImplementedError is one of the first
+        raise UsageError(f"{path}: {error}; expected dense tensors of dtypes that numpy has") from error
 
 
 def _layout_of(path: Path, tensors: Mapping[str, np.ndarray], module: str) -> tuple[NibbleLayout, int]:

@@ -204,14 +204,20 @@ def _check_feeds(
 def _fit_array(value: Any, spec: InputSpec) -> tuple[np.ndarray, str]:
     """A copy of `value`, since a loader may reuse its buffer, and what is wrong with it; empty where it fits."""
     if type(value).__module__.partition(".")[0] == "torch":
+        import torch
+
         from pipeline.runtime.tensors import to_numpy
 
+        if not isinstance(value, torch.Tensor):
+            return np.zeros(0), f"is {type(value).__name__}, expected an array"
+        if value.layout is not torch.strided or value.is_nested or value.is_quantized or value.is_meta:
+            return np.zeros(0), "is sparse, nested, quantized or on meta, expected a dense tensor of numbers"
         value = to_numpy(value)
     if not isinstance(value, np.ndarray | np.generic):
         return np.zeros(0), f"is {type(value).__name__}, expected an array"
     array = np.array(value, order="C")
     dtype = np.dtype(dtype_named(spec.dtype))
-    if array.dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize:
+    if array.dtype.kind == "V" and not array.dtype.fields and array.dtype.itemsize == dtype.itemsize:
         array = array.view(dtype)  # numpy.savez forgets what bfloat16 is, and keeps its bits
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
@@ -323,10 +329,9 @@ def _read_npz(file: Path, key: str) -> Sample:
     try:
         with file.open("rb") as opened:
             archive = np.load(opened, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise SourceError(f"{key}: {file} holds one array without a name; expected numpy.savez(file, name=…)")
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            if isinstance(archive, np.lib.npyio.NpzFile):
+                return {name: archive[name] for name in archive.files}
+    except Exception as error:  # numpy, zipfile and zlib raise errors of many classes for a broken file
         is_archive = zipfile.is_zipfile(file)
         if is_archive and "allow_pickle" in str(error):
             raise SourceError(
@@ -334,12 +339,13 @@ def _read_npz(file: Path, key: str) -> Sample:
             ) from error
         why = error if is_archive else "no zip archive"
         raise SourceError(f"{key}: {file} is no whole .npz file ({why}); write it again with numpy.savez") from error
+    raise SourceError(f"{key}: {file} holds one array without a name; expected numpy.savez(file, name=…)")
 
 
 def _read_npy(file: Path, key: str) -> np.ndarray:
     try:
         return np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # see above
         raise SourceError(f"{key}: {file} is no whole .npy file ({error}); write it again with numpy.save") from error
 
 

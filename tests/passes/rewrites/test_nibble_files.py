@@ -194,12 +194,16 @@ def test_a_checkpoint_of_torch_has_the_same_weights_and_no_code_of_it_is_run(tmp
     torch = pytest.importorskip("torch")
     path = checkpoint(tmp_path, "gptq")
     tensors = {name: torch.from_numpy(array) for name, array in safetensors.numpy.load_file(path).items()}
-    torch.save({"state_dict": tensors}, tmp_path / "model.pt")
+    state = {name: torch.nn.Parameter(tensor, tensor.is_floating_point()) for name, tensor in tensors.items()}
+    torch.save({"state_dict": state}, tmp_path / "model.pt")
     found, known = read_nibbles(tmp_path / "model.pt")["net.fc"], read_nibbles(path)["net.fc"]
     for part in ("integers", "zero_points", "scales"):
         np.testing.assert_array_equal(getattr(found, part), getattr(known, part))
     run = optimize(attach(float_model(True)), [{"take-weights": {"file": str(tmp_path / "model.pt")}}])
     assert [row.status for row in run.rows] == [Status.RAN]
+    torch.save({"net.fc.qweight": torch.nn.Parameter(torch.ones(2)).to_sparse()}, tmp_path / "model.bin")
+    with pytest.raises(UsageError, match=r"model\.bin: .*; expected dense tensors of dtypes that numpy has"):
+        read_nibbles(tmp_path / "model.bin")
     torch.save({"net.fc.qweight": Path("weights")}, tmp_path / "model.bin")
     with pytest.raises(UsageError, match="torch reads no tensors there with weights_only=True"):
         read_nibbles(tmp_path / "model.bin")

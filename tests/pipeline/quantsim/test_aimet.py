@@ -71,6 +71,12 @@ def test_an_encoding_of_version_2() -> None:
     ]  # fmt: skip
 
 
+def of_version_1(**keys: object) -> dict[str, object]:
+    """A file with one encoding of an activation."""
+    row = {"name": "x", "dtype": "INT", "enc_type": "PER_TENSOR", "bw": 8, "is_sym": False, "scale": [1], "offset": [0]}
+    return {"version": "1.0.0", "activation_encodings": [row | keys], "param_encodings": []}
+
+
 def of_version_2(**keys: object) -> dict[str, object]:
     """A file with one encoding."""
     return {"version": "2.0.0", "encodings": [{"name": "x", "output_dtype": "uint8", **keys}]}
@@ -89,6 +95,29 @@ def of_version_2(**keys: object) -> dict[str, object]:
         (
             {"version": "2.0.0", "encodings": [{"name": "w", "output_dtype": "float8e4m3fn", "y_scale": 1.0}]},
             "'w' is float8e4m3fn; expected integers with a scale",
+        ),
+        (of_version_1(offset=[2**70]), "the file is no whole file of version 1.0.0: OverflowError"),
+        (of_version_1(is_sym="maybe"), "found 'maybe', expected true or false"),
+        (
+            of_version_1(scale=[1, 2], offset=[0, 0]),
+            r"'x' is PER_TENSOR with scales \[2\]; expected a list of one number",
+        ),
+        (
+            of_version_1() | {"param_encodings": of_version_1(scale=[2])["activation_encodings"]},
+            "several entries of 'x', which differ",
+        ),
+        (
+            {
+                "version": "0.6.1",
+                "param_encodings": {},
+                "activation_encodings": {
+                    "x": [
+                        {"dtype": "int", "bitwidth": bits, "is_symmetric": "False", "scale": 1, "offset": 0}
+                        for bits in (8, 16)
+                    ]
+                },
+            },
+            "found 2 formats of the channels of 'x'",
         ),
         (
             {"version": "0.6.1", "param_encodings": {}, "activation_encodings": {"x": [{"dtype": "float"}]}},

@@ -135,6 +135,32 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         read(tmp_path / "list.txt", TEXT)
 
 
+@pytest.mark.parametrize("value", [torch.ones(1, 3, 4).to_sparse(), torch.ones(1, 3, 4, device="meta")])
+def test_a_tensor_without_dense_numbers_is_refused(tmp_path: Path, value: torch.Tensor) -> None:
+    torch.save({"image": value}, tmp_path / "images.pt")
+    with pytest.raises(SourceError, match="'image' is sparse, nested, quantized or on meta, expected a dense"):
+        read(tmp_path / "images.pt", IMAGE)
+
+
+def test_records_of_the_inputs_size_are_no_numbers(tmp_path: Path) -> None:
+    np.savez(tmp_path / "images.npz", image=np.zeros((1, 3, 4), [("field", np.float32)]))
+    with pytest.raises(SourceError, match=r"'image' is \[\('field', '<f4'\)\]\[1, 3, 4\], expected float32"):
+        read(tmp_path / "images.npz", IMAGE)
+
+
+def test_damaged_files_of_numpy_are_named(tmp_path: Path) -> None:
+    """By the tokenizer of headers, and by zlib."""
+    (tmp_path / "image.npy").write_bytes(b"\x93NUMPY\x01\x00\x10\x00{'descr': ('<f4'")
+    with pytest.raises(SourceError, match=r"is no whole \.npy file"):
+        read(tmp_path / "image.npy", IMAGE)
+    np.savez_compressed(tmp_path / "image.npz", image=IMAGES)
+    content = bytearray((tmp_path / "image.npz").read_bytes())
+    content[60:90] = b"\xff" * 30
+    (tmp_path / "image.npz").write_bytes(content)
+    with pytest.raises(SourceError, match=r"is no whole \.npz file"):
+        read(tmp_path / "image.npz", IMAGE)
+
+
 # Tensors that a device dumped against onnxruntime: names, layouts, integers, and what does not fit.
 
 DUMPED = """<ir_version: 10, opset_import: ["" : 21]>
