@@ -7,6 +7,7 @@ memory for a state before and after, and `PlannedStates` are the states of a pla
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,7 +59,8 @@ class TextParts:
         if not folder.is_dir():
             raise UsageError(f"no folder {folder}; expected that of a run with model.task: text-generation")
         listing = " or ".join(" and ".join(f"{MODELS}/{name}.onnx" for name in names) for names in LAYOUTS)
-        raise UsageError(f"{folder} has no {listing}; expected the folder of a run with model.task: text-generation")
+        expected = "expected the folder of a run with model.task: text-generation"
+        raise UsageError(f"{folder} has no {listing}; {_failure_of(folder) or expected}")
 
     def path(self, part: str) -> Path:
         return self.folder / f"{part}.onnx"
@@ -85,6 +87,15 @@ class TextParts:
         """The tokens that the cache holds; None where there is no limit."""
         rows = (slot.shape[1 if len(slot.shape) == 3 else 2] for slot in self.slots if slot.grows)
         return next(rows, None) if self.is_static else None
+
+
+def _failure_of(folder: Path) -> str:
+    """How the run in a folder failed, as a part of a sentence; empty where there is none, or it ended well."""
+    try:
+        failure = json.loads((folder / "report.json").read_text(encoding="utf-8"))["failure"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+    return f"the run in it failed: {failure}" if failure else ""
 
 
 class PartCalls(ABC):

@@ -101,7 +101,7 @@ class DecoderPart(TaskPart):
         if not self.cache_name or "input_ids" not in self.parameters_of_forward or not model.can_generate():
             raise SourceError(
                 f"model.task: {name} generates no text with a cache ({' or '.join(CACHES)}); expected a causal LM of "
-                "transformers, such as LlamaForCausalLM"
+                f"transformers, such as LlamaForCausalLM; {WITHOUT_TASK}"
             )
         try:
             self.states = specs_of(self._call_once())
