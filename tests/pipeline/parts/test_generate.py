@@ -186,10 +186,10 @@ def test_a_folder_without_a_decoder_and_an_unknown_backend(tmp_path: Path, count
     with pytest.raises(UsageError, match="TextGenerator: folder is 5; expected a path"):
         TextGenerator(5)  # type: ignore[arg-type]
     (tmp_path / "elsewhere").mkdir()
-    with pytest.raises(UsageError, match="has no models/decoder.* expected the folder of a run"):
+    with pytest.raises(UsageError, match=r"has no models/decoder.* expected the folder of a run"):
         TextGenerator(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "report.json").write_text('{"failure": "part decode: no memory"}')
-    with pytest.raises(UsageError, match="models/decode.onnx; the run in it failed: part decode: no memory$"):
+    with pytest.raises(UsageError, match=r"models/decode.onnx; the run in it failed: part decode: no memory$"):
         TextGenerator(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match="found 'tpu', expected one of torch, onnxruntime, plan"):
         TextGenerator(counter, "tpu")
