@@ -16,6 +16,7 @@ from onnxscript import ir
 from onnxscript.function_libs.torch_lib.ops.nn import aten_avg_pool2d, aten_avg_pool3d
 from onnxscript.onnx_opset import opset18
 
+from pipeline.export.index_forms import INDEXED
 from pipeline.export.ordered_forms import ORDERED
 from pipeline.export.own_forms import (
     translate_cholesky,
@@ -133,14 +134,6 @@ def translate_prod(self: Any, dim: int, keepdim: bool = False, dtype: int | None
     return op.ReduceProd(factors, op.Constant(value_ints=[dim]), keepdims=int(keepdim))
 
 
-def translate_nonzero(self: Any) -> Any:
-    """`aten.nonzero`: a scalar has no index, so that as many empty ones as it is true come of it."""
-    if self.shape:
-        return op.Transpose(op.NonZero(self), perm=[1, 0])
-    zero, one = op.Constant(value_ints=[0]), op.Constant(value_ints=[1])
-    return op.Slice(op.Transpose(op.NonZero(op.Reshape(self, one)), perm=[1, 0]), zero, zero, one)
-
-
 def translate_atan2(self: Any, other: Any) -> Any:
     """`aten.atan2`: torch's own form turns negative numbers with a zero above them to -π."""
     half = op.CastLike(op.Constant(value_float=math.pi), self)
@@ -183,14 +176,6 @@ def translate_unfold_backward(grad_in: Any, input_sizes: Any, dim: int, size: in
         values, op.Shape(op.Slice(zeros, op.Constant(value_ints=[0]), one, op.Constant(value_ints=[axis])))
     )
     return op.ScatterElements(zeros, op.Expand(column, op.Shape(values)), values, axis=axis, reduction="add")
-
-
-def translate_index_copy(self: Any, dim: int, index: Any, source: Any) -> Any:
-    """`aten.index_copy`: rows along `dim` are replaced where they lie. torch's own form moves `dim` to the front and
-    back, which copies a whole cache twice for each token."""
-    rank = len(self.shape)
-    column = op.Reshape(index, op.Constant(value_ints=[-1, *[1] * (rank - 1 - dim % rank)]))
-    return op.ScatterElements(self, op.Expand(column, op.Shape(source)), source, axis=dim)
 
 
 def translate_cdist(x1: Any, x2: Any, p: float, compute_mode: int | None = None) -> Any:
@@ -330,6 +315,7 @@ TRANSLATIONS: Final[Mapping[str, Callable[..., Any]]] = {
     **GROUPED_MM,
     **SQUEEZE,
     **EXTREMES,
+    **INDEXED,
     **ORDERED,
     **POOLS,
     **SPECIAL,
@@ -338,10 +324,8 @@ TRANSLATIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "aten.avg_pool2d.default": _translate_average(aten_avg_pool2d, 2),
     "aten.avg_pool3d.default": _translate_average(aten_avg_pool3d, 3),
     "aten.unfold_backward.default": translate_unfold_backward,
-    "aten.index_copy.default": translate_index_copy,
     "onnxline.quantize.default": translate_quantize,
     "onnxline.dequantize.default": translate_dequantize,
-    "aten.nonzero.default": translate_nonzero,
     "aten.atan2.default": translate_atan2,
     "aten._cdist_forward.default": translate_cdist,
     "aten.lgamma.default": translate_lgamma,

@@ -1,4 +1,4 @@
-"""Our forms in ONNX of special functions, of systems of equations, and of pools to a size, each against torch."""
+"""Our forms in ONNX of special functions, systems of equations, pools to a size, and indices, each against torch."""
 
 from __future__ import annotations
 
@@ -88,6 +88,21 @@ def test_pools_to_a_size_that_does_not_divide(sizes: tuple[int, int]) -> None:
 
     x = torch.randn(2, 3, 5, 7, 8)
     np.testing.assert_allclose(run(exported(compute, x), x), compute(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@pytest.mark.parametrize("include_self", [True, False])
+def test_means_and_extremes_by_index(include_self: bool) -> None:
+    def compute(x: Tensor, source: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
+        places = rows[None, :, None].expand(source.shape)
+        mean = x.scatter_reduce(1, places, source, "mean", include_self=include_self)
+        found = [x.index_reduce(1, rows, source, way, include_self=include_self) for way in ("mean", "amax", "prod")]
+        flat = [x.put(rows[:2] + 5, source[0, :2, 0], accumulate=include_self), x.masked_select(mask[:, None])]
+        return torch.cat([part.flatten() for part in (mean, *found, *flat)])
+
+    x, source = torch.randn(2, 4, 3), torch.randn(2, 3, 3)
+    given = x, source, torch.tensor([3, 0, 3]), torch.tensor([True, False, True, True])
+    np.testing.assert_allclose(run(exported(compute, *given), *given), compute(*given), rtol=1e-5, atol=1e-6)
 
 
 def test_an_operator_without_a_form_is_named_as_it_was_called() -> None:
