@@ -34,7 +34,6 @@ from pipeline.torch_ir.weights import Bound, bind_stored, load_weights
 
 Tensors = Mapping[str, torch.Tensor]
 
-
 NOT_LOADED = (
     "Weights not loaded. Call load_weights() or load_weights_from_state_dict() first, or give IRExecutor weights"
 )
@@ -93,9 +92,9 @@ class IRExecutor:
     Runs are planned: storage and kernels are settled once for all calls with equal sizes. `planned=False` takes the
     plain reference, op by op with torch's operators, and so does an IR that was not functionalized or that has ops with
     an executor of the user's own. Threads may share an executor, and wait for one another: the runs of one are planned
-    in one storage. `strict_sizes=False` lets inputs have other sizes than the declared ones, on the
-    reference too: right where the ops happen not to care, as with a batch of 2 for a batch of 1.
-    `device` says where plans run, as in `execute_ir`.
+    in one storage. `strict_sizes=False` lets inputs have other sizes than the declared ones, on the reference too: this
+    is right where the ops do not depend on the size, as with a batch of 2 for a batch of 1. `device` says where plans
+    run, as in `execute_ir`.
     """
 
     def __init__(
@@ -175,10 +174,9 @@ class IRExecutor:
         `inputs` and `kwargs` nest as the model takes them; all tensors in a row do too, or a mapping by input name.
 
         Raises:
-            ExecutionError: weights were never loaded; or inputs, weights or constants are missing or do not fit, all of
-                it in one message, before anything runs; or torch has no operator of a node's name; or an index
-                in the inputs is out of range, which the run tells;
-                or an earlier run that failed so left states half written (see `give_states`).
+            ExecutionError: weights were never loaded; inputs, weights or constants are missing or do not fit (one
+                message lists all of them, before anything runs); torch has no operator of a node's name; an index in
+                the inputs is out of range; or an earlier run failed and left states half written (see `give_states`).
         """
         constants = _optional("constants", constants)
         with self._prepare(inputs, _optional("kwargs", kwargs), constants) as (tensors, fed):

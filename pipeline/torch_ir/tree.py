@@ -58,7 +58,7 @@ class CallSignature:
 
     def fitting(self, inputs: int, outputs: int) -> CallSignature:
         """The signature without a side that has another number of tensors than given here."""
-        return CallSignature(_of(self.inputs, inputs), _of(self.outputs, outputs))
+        return CallSignature(_if_of_size(self.inputs, inputs), _if_of_size(self.outputs, outputs))
 
 
 def tree_of(spec: Any, ends: Sequence[Leaf]) -> Tree:
@@ -103,7 +103,8 @@ def fixed_of(item: Any) -> Mapping[str, Any] | None:
     return None if branch is None else fixed_values(branch[0].context)
 
 
-def _of(tree: Tree | None, count: int) -> Tree | None:
+def _if_of_size(tree: Tree | None, count: int) -> Tree | None:
+    """`tree` if it has so many tensors, else None."""
     found = 0 if tree is None else sum(leaf.index is not None for _, leaf in leaves(tree))
     return tree if found == count else None
 
@@ -156,8 +157,8 @@ def signature_of(program: ExportedProgram) -> CallSignature:
     inputs = [spec for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
     outputs = [spec for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
     return CallSignature(
-        None if call.in_spec is None else tree_of(call.in_spec, _ends(inputs)),
-        None if call.out_spec is None else tree_of(call.out_spec, _ends(outputs)),
+        None if call.in_spec is None else tree_of(call.in_spec, _leaves_of(inputs)),
+        None if call.out_spec is None else tree_of(call.out_spec, _leaves_of(outputs)),
     )
 
 
@@ -168,27 +169,27 @@ def signature_of_ends(inputs: Ends, outputs: Ends) -> CallSignature:
 
 def _tree(ends: Ends) -> Tree:
     count = iter(range(len(ends.leaves)))
-    leaves = [Leaf(next(count)) if isinstance(leaf, torch.Tensor) else Leaf(None, leaf) for leaf in ends.leaves]
-    return tree_of(ends.spec, leaves)
+    found = [Leaf(next(count)) if isinstance(leaf, torch.Tensor) else Leaf(None, leaf) for leaf in ends.leaves]
+    return tree_of(ends.spec, found)
 
 
-def _ends(specs: Sequence[Any]) -> list[Leaf]:
+def _leaves_of(specs: Sequence[Any]) -> list[Leaf]:
     """Tensors are numbered as the graph numbers its inputs and outputs; the rest are constants of the program."""
-    ends: list[Leaf] = []
+    found: list[Leaf] = []
     count = 0
     for spec in specs:
         if isinstance(spec.arg, TensorArgument):
-            ends.append(Leaf(count))
+            found.append(Leaf(count))
             count += 1
         elif isinstance(spec.arg, ConstantArgument):
-            ends.append(Leaf(None, spec.arg.value))
+            found.append(Leaf(None, spec.arg.value))
         else:
             what = getattr(spec.arg, "class_fqn", "number that differs from run to run")
             raise ConversionError(
                 f"{spec.arg.name!r} is a {what}, and a graph takes and gives tensors: "
                 "give it as a tensor, leave it out of the result, or fix it in the trace"
             )
-    return ends
+    return found
 
 
 def dim_names(program: ExportedProgram, dynamic_shapes: Any) -> dict[str, str]:

@@ -21,7 +21,7 @@ from pipeline.importers.from_torch.tensors import Tensors
 from pipeline.ir import Attr, Graph, InputRef, Op, Role, TensorSpec
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble, declarations
 from pipeline.runtime.capture import RandomState
-from pipeline.runtime.eager import Own, run_eager
+from pipeline.runtime.eager import Observer, Own, run_eager
 from pipeline.training.optimizer import OptimizerGroup, OptimizerSettings
 from pipeline.training.trace import TracedStep
 
@@ -241,17 +241,24 @@ def find_first_broken(graph: Graph, tensors: Mapping[str, torch.Tensor], random:
         if not broken and not all(map(_is_finite, results)):
             broken.append(op)
 
+    run_again(graph, tensors, random, observe)
+    if not broken:
+        return "every result was finite when the step was run again operator by operator, which sums in another order"
+    return f"the first operator whose result is not finite is {describe_op(broken[0])}"
+
+
+def run_again(graph: Graph, tensors: Mapping[str, torch.Tensor], random: RandomState | None, observe: Observer) -> None:
+    """Run a step operator by operator, from the state `random` of torch's generator, which the caller keeps."""
     with torch.random.fork_rng(devices=[]):
         if random is not None and random.default is not None:
             torch.set_rng_state(random.default)
         run_eager(graph, tensors, observe=observe, own=OWN)
-    if not broken:
-        return "every result was finite when the step was run again operator by operator, which sums in another order"
-    op = broken[0]
-    source = " · ".join(filter(None, (op.origin, op.line)))
-    return f"the first operator whose result is not finite is {op.name!r}, {op.operator}" + (
-        f" ({source})" if source else ""
-    )
+
+
+def describe_op(op: Op) -> str:
+    """The name of an op, its operator, and the place in the user's code that it comes from."""
+    place = " · ".join(filter(None, (op.origin, op.line)))
+    return f"{op.name!r}, {op.operator}" + (f" ({place})" if place else "")
 
 
 def _keep_operands(op: Op, ins: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -17,10 +17,9 @@ from passes.visible import Table, TableResult
 from pipeline.argument_checks import a, expects
 from pipeline.ir import Op
 from pipeline.runtime.capture import Snapshot
-from pipeline.runtime.eager import run_eager
 from pipeline.runtime.tensors import to_numpy
 from pipeline.training.batch import Batch, BatchLayout, LossFunction
-from pipeline.training.graph import OWN, moment_name, stored_name
+from pipeline.training.graph import OWN, describe_op, moment_name, run_again, stored_name
 from pipeline.training.program import TrainProgram
 
 NOISE = 1e-3
@@ -170,16 +169,14 @@ def _first_different_op(
             expected.update({name: (op, result.clone()) for name, result in zip(names, results, strict=True)})
 
     program.restore(before)
+    run_again(program.graph, program.tensors(batch), before.random, observe)
     with torch.random.fork_rng(devices=[]):
-        _seed(before)
-        run_eager(program.graph, program.tensors(batch), observe=observe, own=OWN)
         _seed(before)
         try:
             for name, result in program.walk(batch):
                 op, value = expected.get(name, (None, result))
                 if op is not None and not compare(to_numpy(value), to_numpy(result), tolerances).ok:
-                    place = " · ".join(filter(None, (op.origin, op.line)))
-                    return f"{op.name!r}, {op.operator}{f' ({place})' if place else ''}"
+                    return describe_op(op)
         finally:
             program.restore(after)
     return ""

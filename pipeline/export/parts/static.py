@@ -4,9 +4,9 @@
     decode:  the same, with one token
 
 Each state has the same shape before and after, so that an application binds both to one memory; where each token has a
-scale of its own, the scales are states too. A prompt goes in chunks
-of one size; where the last one is not full, the rest are any tokens: later tokens are written over them, and none sees
-a row after its own. All shapes are numbers, and the mask is made in the graph.
+scale of its own, the scales are states too. A prompt goes in chunks of one size. Where the last chunk is not full, the
+rest are any tokens: later tokens are written over them, and no token sees a row after its own. All shapes are numbers,
+and the mask is made in the graph.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def read_prompts(part: DecoderPart, files: Sequence[str]) -> Iterator[Tensor]:
         SourceError: a file has no such array, or a token outside of the vocabulary.
     """
     for seed in range(0 if files else PROMPTS):
-        yield random_tokens(part, 1, PROMPT, seed)
+        yield random_tokens(part, 1, PROMPT_TOKENS, seed)
     for file in files:
         try:
             with np.load(file) as arrays:
@@ -190,5 +190,5 @@ def read_prompts(part: DecoderPart, files: Sequence[str]) -> Iterator[Tensor]:
             yield torch.from_numpy(row.astype(np.int64))[None].to(part.device)
 
 
-PROMPTS, PROMPT = 4, 64
-"""How many random prompts say the scales of a cache in int8, and their tokens."""
+PROMPTS, PROMPT_TOKENS = 4, 64
+"""How many random prompts decide the scales of a cache in int8, and how many tokens each has."""
