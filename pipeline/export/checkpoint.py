@@ -313,15 +313,19 @@ def read_pickle(path: Path) -> dict[str, torch.Tensor]:
         raise SourceError(f"checkpoint {path}: no whole file of torch.save: {said}") from error
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+    if not isinstance(state, dict) or not all(map(_is_named_tensor, state.items())):
         raise SourceError(f"checkpoint {path}: found {_describe(state)}, expected a mapping of name to tensor")
     return state
+
+
+def _is_named_tensor(entry: tuple[object, object]) -> bool:
+    return isinstance(entry[0], str) and isinstance(entry[1], torch.Tensor)
 
 
 def _describe(state: Any) -> str:
     if not isinstance(state, dict):
         return type(state).__name__
-    name, value = next((name, value) for name, value in state.items() if not isinstance(value, torch.Tensor))
+    name, value = next(entry for entry in state.items() if not _is_named_tensor(entry))
     return f"a mapping with {type(value).__name__} at {name!r}"
 
 

@@ -88,11 +88,24 @@ def load_weights(module: nn.Module, checkpoint: str) -> tuple[str, ...]:
     is_renamed = bool(str(rule)) and all(rule.key(names, state) for names in wanted.values())
     if is_renamed:
         state = {rule.drop + name.removeprefix(rule.add): tensor for name, tensor in state.items()}
+    for name, own in module.state_dict().items():  # torch casts whatever it finds there
+        stored = state.get(name)
+        if isinstance(own, torch.Tensor) and own.is_floating_point() and stored is not None:
+            _refuse_other_numbers(checkpoint, name, own, stored)
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
         raise SourceError(f"checkpoint {checkpoint} does not fit: {' '.join(str(error).split())}") from error
     return (f"the checkpoint's names are the module's {rule}",) if is_renamed else ()
+
+
+def _refuse_other_numbers(checkpoint: str, name: str, own: torch.Tensor, stored: torch.Tensor) -> None:
+    if not stored.is_floating_point():
+        found, expected = (str(tensor.dtype).removeprefix("torch.") for tensor in (stored, own))
+        raise SourceError(
+            f"checkpoint {checkpoint}: {name!r} is {found}, expected {expected} or other floats: integers without "
+            "their scales, and complex numbers, are another weight"
+        )
 
 
 def _split_example(result: Any, title: str) -> tuple[Any, Example | None]:

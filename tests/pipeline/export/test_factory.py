@@ -363,7 +363,18 @@ def test_a_checkpoint_with_a_prefix_is_loaded_and_named(factory: Factory, tmp_pa
     assert source.weights == f"from {tmp_path}/w.pt"
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64])
+def test_a_checkpoint_of_other_than_floats_is_refused(factory: Factory, tmp_path: Path, dtype: torch.dtype) -> None:
+    state = torch.nn.Linear(4, 2).state_dict()
+    torch.save({f"inner.{name}": tensor.to(dtype) for name, tensor in state.items()}, tmp_path / "w.pt")
+    with pytest.raises(SourceError, match=rf"is {str(dtype)[6:]}, expected float32 or other floats"):
+        load(factory(f"{NET}\nmake = Net\n", inputs={"x": {"shape": [2, 4]}}, checkpoint="w.pt"))
+
+
 def test_a_checkpoint_with_other_things_in_it_is_named(factory: Factory, tmp_path: Path) -> None:
+    torch.save({3: torch.ones(2)}, tmp_path / "w.pt")
+    with pytest.raises(SourceError, match="found a mapping with Tensor at 3, expected"):
+        load(factory(f"{NET}\nmake = Net\n", inputs={"x": {"shape": [2, 4]}}, checkpoint="w.pt"))
     torch.save({"model": {"inner.bias": torch.ones(2)}, "epoch": 3}, tmp_path / "w.pt")
     with pytest.raises(SourceError, match=r"found a mapping with dict at 'model', expected a mapping of name to"):
         load(factory(f"{NET}\nmake = Net\n", inputs={"x": {"shape": [2, 4]}}, checkpoint="w.pt"))
