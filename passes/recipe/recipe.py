@@ -188,17 +188,24 @@ def _own_step(name: str, options: Mapping[str, Any]) -> Step:
     return step_type.from_options(options)
 
 
-def check_fields(name: str, step_type: Any, options: Mapping[str, Any]) -> None:
-    """Refuse options that are no fields of a step, a dataclass, or that have another type."""
+def check_fields(name: str, step_type: Any, options: Mapping[str, Any], where: str = "pass") -> None:
+    """Refuse options that are no fields of a step, a dataclass, or that have another type.
+
+    Args:
+        name: of the step.
+        step_type: its class.
+        options: by name.
+        where: how the message begins: `pass`, or the key of a configuration that lists the step.
+    """
     takes = [field.name for field in dataclasses.fields(step_type) if field.init and field.name != "left_out"]
     for option in options:
         if option not in takes:
             hint = nearest(option, takes) or f"; it has: {', '.join(takes) or 'none'}"
-            raise PolicyError(f"pass {name!r} does not take these options: no option {option!r}{hint}")
+            raise PolicyError(f"{where} {name!r} does not take these options: no option {option!r}{hint}")
     types = get_type_hints(step_type)
     for option, value in options.items():
         if types[option] in EXPECTED and not _has_type(value, types[option]):
-            raise PolicyError(f"pass {name!r}: {option} is {value!r}; expected {EXPECTED[types[option]]}")
+            raise PolicyError(f"{where} {name!r}: {option} is {value!r}; expected {EXPECTED[types[option]]}")
 
 
 def _has_type(value: object, expected: Any) -> bool:

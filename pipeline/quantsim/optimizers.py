@@ -209,7 +209,7 @@ def optimizers_of(items: Sequence[Any]) -> tuple[Optimizer, ...]:
         if name not in OPTIMIZERS:
             known = ", ".join(OPTIMIZERS)
             raise UsageError(f"quantsim.optimize: no step {name!r}{nearest(name, OPTIMIZERS) or f'; expected {known}'}")
-        check_fields(name, OPTIMIZERS[name], options or {})
+        check_fields(name, OPTIMIZERS[name], options or {}, "quantsim.optimize:")
         steps.append(OPTIMIZERS[name](**options or {}))
         steps[-1].check()
     return tuple(steps)

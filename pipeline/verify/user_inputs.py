@@ -287,15 +287,16 @@ def read_file(file: Path, specs: Sequence[InputSpec], key: str) -> Iterator[tupl
 
 
 def samples_of(data: Any, specs: Sequence[InputSpec]) -> Iterator[Sample]:
-    """The samples that `data` holds: one for a mapping; of a list or a tuple of tensors one, by the inputs in order,
-    where what comes after the last input is no input, such as a label; of another list those of its items; of a tensor
-    as many as its first axis has batches of the input's size.
+    """The samples that `data` holds: one for a mapping, of which more than all inputs is left out, such as a label; of
+    a list or a tuple of tensors one, by the inputs in order, where what comes after the last input is left out, too; of
+    another list those of its items; of a tensor as many as its first axis has batches of the input's size.
 
     Raises:
         TypeError: it is something else; with the name of its type.
     """
     if isinstance(data, Mapping):
-        yield data
+        names = [spec.name for spec in specs]
+        yield {name: data[name] for name in names} if data.keys() >= set(names) else data
     elif isinstance(data, list | tuple) and not all(map(_is_array, data)):
         for item in data:
             yield from samples_of(item, specs)

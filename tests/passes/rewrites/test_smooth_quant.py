@@ -186,8 +186,12 @@ def test_gemms_are_named(context: PassContext) -> None:
     text = "g (float[5, 16] x) => (float[5, 8] y) { y = Gemm (x, w) }"
     draws = [{"x": feeds()[0]["x"][0]}]
     run = passes.optimize(model_of(text, w=matrix(WIDTH, 8, 0)), ["smooth-quant"], feeds=draws, context=context)
-    why = "onnxsim smooths no Gemm (1 here): put smooth-quant before the step that makes them"
-    assert (run.rows[0].changed, run.rows[0].reason) == (False, why)
+    assert (run.rows[0].changed, run.rows[0].reason) == (False, "onnxsim smooths no Gemm (1 here): the source has them")
+    text = "g (float[5, 16] x) => (float[5, 8] y) { m = MatMul (x, w) y = Add (m, b) }"
+    model = model_of(text, w=matrix(WIDTH, 8, 0), b=matrix(1, 8, 1)[0])
+    run = passes.optimize(model, ["fuse_matmul_add_bias_into_gemm", "smooth-quant"], feeds=draws, context=context)
+    why = "put smooth-quant before fuse_matmul_add_bias_into_gemm, or skip that"
+    assert run.rows[1].reason.endswith(f"onnxsim smooths no Gemm (1 here): {why}")
 
 
 def test_without_draws_nothing_is_smoothed(context: PassContext) -> None:

@@ -374,8 +374,8 @@ def test_what_was_chosen_holds_for_the_same_format_alone() -> None:
     [
         ("gptk", "no step 'gptk'; did you mean 'gptq'?"),
         ("awq", "awq rounds nothing; put it into quantsim.prepare"),
-        ({"gptq": {"percdamp": "much"}}, "percdamp is 'much'; expected a number"),
-        ({"gptq": {"damp": 1}}, "no option 'damp'"),
+        ({"gptq": {"percdamp": "much"}}, "quantsim.optimize: 'gptq': percdamp is 'much'; expected a number"),
+        ({"gptq": {"damp": 1}}, "quantsim.optimize: 'gptq' does not take these options: no option 'damp'"),
         ({"gptq": {"python": "/no/python"}}, "python is '/no/python', which is no program"),
         ({"distill": {"python": sys.executable}}, "distill: found python, expected none"),
         ({"distill": {"iterations": 0}}, "distill: iterations is 0; expected a finite number of 1 or more"),

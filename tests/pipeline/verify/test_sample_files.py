@@ -103,6 +103,7 @@ images = torch.arange(36, dtype=torch.float32).reshape(3, 3, 4)
 def tensors(): return DataLoader(images)
 def batches(): return DataLoader(images, batch_size=3)
 def labelled(): return DataLoader(TensorDataset(images, torch.arange(3)))
+def named(): return DataLoader([{"label": index, "image": image} for index, image in enumerate(images)])
 
 class Reader(CalibrationDataReader):
     def __init__(self): self.left = list(images.numpy())
@@ -110,7 +111,7 @@ class Reader(CalibrationDataReader):
 """
 
 
-@pytest.mark.parametrize("name", ["tensors", "batches", "labelled", "Reader"])
+@pytest.mark.parametrize("name", ["tensors", "batches", "labelled", "named", "Reader"])
 def test_loaders_of_tensors_and_tuples_and_readers(tmp_path: Path, name: str) -> None:
     (tmp_path / "own.py").write_text(LOADERS)
     check_images(read(f"{tmp_path / 'own.py'}:{name}", IMAGE))
