@@ -76,14 +76,13 @@ class DeviceDump(Backend):
         )
 
     def find_ambiguous(self, shapes: Shapes) -> tuple[str, ...]:
-        """The .npy files whose shape is that of both layouts; none where the layout was given."""
+        """The .npy files whose shape is that of both layouts, and raw files of images; none where the layout was given."""
         if self._layout is not None:
             return ()
-        found = [(path, _shape_of(value)) for value, path in self._find(shapes) if path.suffix == ".npy"]
         return tuple(
             str(path.relative_to(self._folder))
-            for path, shape in found
-            if len(_without_ones(shape)) > 1 and _without_ones(shape) == _without_ones(_channels_last(shape))
+            for value, path in self._find(shapes)
+            if _is_ambiguous(_shape_of(value), has_shape=path.suffix == ".npy")
         )
 
     def _find(self, shapes: Shapes) -> list[tuple[Value, Path]]:
@@ -135,6 +134,13 @@ def _shape_of(value: Value) -> tuple[int, ...]:
 
 def _channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (shape[0], *shape[2:], shape[1]) if len(shape) > 2 else shape
+
+
+def _is_ambiguous(shape: tuple[int, ...], *, has_shape: bool) -> bool:
+    """Whether a file of this shape does not say in which layout it is; one without a shape never does."""
+    if has_shape:
+        return len(_without_ones(shape)) > 1 and _without_ones(shape) == _without_ones(_channels_last(shape))
+    return len(shape) > 3 and shape[1] > 1 and math.prod(shape[2:]) > 1
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
