@@ -52,6 +52,10 @@ FORMATS: Final = ("int4/channel", "int4/block32", "uint4/block32")
 
 GPTQ: Final = {"gptq": {"act_order": True}}
 
+FITTED_SCALES: Final = {"gptq": {"act_order": True, "mse": True}}
+
+STEPS: Final = ((), ("gptq",), (GPTQ,), (FITTED_SCALES,))
+
 
 def read_pages() -> tuple[torch.Tensor, torch.Tensor]:
     """The text to train on and the text to judge by, as numbers of characters."""
@@ -197,8 +201,9 @@ def main() -> None:
         output = subject.model.proto.graph.output[0].name
         session = Session.of(subject.model)
         expected = [session.run(sample)[output] for sample in subject.judged]
+        distill = {"distill": {"iterations": subject.iterations}}
         for weights in FORMATS:
-            for steps in ((), ("gptq",), (GPTQ,), (GPTQ, {"distill": {"iterations": subject.iterations}})):
+            for steps in (*STEPS, (GPTQ, distill), (FITTED_SCALES, distill)):
                 begun = time.perf_counter()
                 rounded = round_weights(subject, weights, steps) if steps else Chosen()
                 seconds = time.perf_counter() - begun

@@ -20,8 +20,8 @@ from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.graph.index import initializers_of
 from passes.graph.op_facts import op_of
-from passes.rewrites.graph_edit import GraphEdit, outside_readers
 from passes.provenance.annotations import annotations_of
+from passes.rewrites.graph_edit import GraphEdit, outside_readers
 from passes.step import Description, PassResult, Step, values
 from passes.structures.view import GraphView
 from passes.suggest import plural
@@ -208,7 +208,8 @@ class _Smoother:
         gemms = [node for node in view.by_op.get("Gemm", ()) if node.input[1] in view.folded]
         if gemms:
             writers = dict.fromkeys(author for node in gemms if (author := annotations_of(node).author))
-            advice = f"put smooth-quant before {' and '.join(writers)}, or skip that" if writers else "the source has them"
+            advice = f"put smooth-quant before {' and '.join(writers)}, or skip that"
+            advice = advice if writers else "the source has them"
             yield f"onnxsim smooths no Gemm ({len(gemms)} here): {advice}"
 
     def _scale_norm(self, value: str, factor: Array, fixed: Mapping[str, str]) -> bool:

@@ -241,8 +241,8 @@ def _open_dump(
         )
     for name in dump.find_ambiguous(shapes_of(feeds))[:1]:
         print_line(
-            f"{folder}: {name} does not say whether its channels are second or last, so such files are read with channels "
-            "second; say where they lie with --layout nchw or --layout nhwc",
+            f"{folder}: {name} does not say whether its channels are second or last, so such files are read with "
+            "channels second; say where they lie with --layout nchw or --layout nhwc",
             err=True,
         )
     return dump

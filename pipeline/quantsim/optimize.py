@@ -30,9 +30,9 @@ from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel
 from passes.weights.files import save
 from passes.weights.split_run import names_computed_in_numpy
 from pipeline.errors import Unsupported, UsageError
-from pipeline.quantsim.encodings import Encoding, dequantize_integers
+from pipeline.quantsim.encodings import Encoding, dequantize_integers, fit_scale
 from pipeline.quantsim.noise import measure_noise, sqnr_db
-from pipeline.quantsim.optimizers import BiasCorrection, Distill, Optimizer
+from pipeline.quantsim.optimizers import BiasCorrection, Distill, Gptq, Optimizer
 from pipeline.quantsim.placement import Placement
 from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.sensitivity import Layer, find_layers
@@ -219,6 +219,8 @@ class Optimization:
         if isinstance(step, Distill):
             names = [entry["tensor"] for entry in entries]
             return self._distill(step, chosen, names, show), f"torch {version('torch')}", left
+        if isinstance(step, Gptq) and step.mse:
+            chosen = self._fit_scales(chosen, [entry["tensor"] for entry in entries])
         self._write_job(step, chosen, entries)
         found = call_library(step, self.folder)
         release = f"{found['library']} {found['version']}"
@@ -256,6 +258,14 @@ class Optimization:
         except Unsupported as error:
             raise StepFailed(str(error)) from error
         return Chosen(*found)
+
+    def _fit_scales(self, chosen: Chosen, names: Sequence[str]) -> Chosen:
+        """The scales of least squared error of each weight, in place of those of its range."""
+        fitted: dict[str, Encoding] = {}
+        for name in names:
+            array = chosen.arrays.get(name, self.model.array(self.model.index.initializers[name]))
+            fitted[name] = fit_scale(array, chosen.encodings[name])
+        return Chosen({**chosen.encodings, **fitted}, chosen.arrays)
 
     def _find_biases(self) -> tuple[list[dict[str, Any]], dict[str, str]]:
         """The stored biases that one layer alone reads, and the products before them."""

@@ -93,6 +93,8 @@ class Gptq(Optimizer):
         proc_block_size: columns whose errors are handed on together; it decides speed, and no number.
         sequential: with `quantsim.shard_mib`: each piece of the model reads what the rounded pieces before it give, and
             not what the float model gives there.
+        mse: whether each channel or block first gets the scale of least squared error of its numbers, in place of the
+            scale that their range has.
     """
 
     name: ClassVar[str] = "gptq"
@@ -104,6 +106,7 @@ class Gptq(Optimizer):
     act_order: bool = False
     proc_block_size: int = 128
     sequential: bool = False
+    mse: bool = False
 
 
 AIMET: Final = "an extra: pip install 'onnxline[aimet]', or name an interpreter that has it: {{{}: {{python: PATH}}}}"

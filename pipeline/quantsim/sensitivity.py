@@ -34,6 +34,9 @@ DIRECTIONS: Final = 1
 """Random directions of the outputs that are followed back for each sample. A direction costs one backward pass; another
 sample improves the estimate more than another direction."""
 
+LEAST_SIGNS: Final = 16
+"""Random signs of one sample at least. Few of them may all be the same, and nothing moves the sum of a Softmax."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -107,7 +110,7 @@ def estimate_sensitivity(
         model: the float model.
         encodings: by tensor.
         samples: feeds of the model, by input; `count_needed_samples` says how many are enough.
-        directions: how many random directions of the outputs are followed back for each sample.
+        directions: how many random directions of the outputs are followed back for each sample, at least.
         observer: gets how many samples are done.
         tuned: the model with the weights that are quantized, where an algorithm changed them; by default, `model`.
 
@@ -144,18 +147,24 @@ def estimate_sensitivity(
         known = {name: as_tensor(values[name]) for name in reads.intersection(values)}
         outputs = forward.outputs()
         scales = scales or {name: 1 / (math.sqrt(_power(array)) or 1) for name, array in outputs.items()}
-        signal += directions * sum(_power(scales[name] * array) for name, array in outputs.items())
+        elements = sum(array.size for array in outputs.values())
+        count = max(directions, -(-LEAST_SIGNS // max(elements, 1)))
+        signal += sum(_power(scales[name] * array) for name, array in outputs.items())
 
         def add_noise(
-            name: str, gradients: np.ndarray, made: Mapping[str, Any], known: Mapping[str, Any] = known
+            name: str,
+            gradients: np.ndarray,
+            made: Mapping[str, Any],
+            known: Mapping[str, Any] = known,
+            count: int = count,
         ) -> None:
             layer = layer_of[name]
             differences = quantized.measure_differences(layer.nodes, {**known, **made})[name]
-            noise[layer.output] += _power(differences, gradients)
+            noise[layer.output] += _power(differences, gradients) / count
 
-        for number in range(directions):
+        for number in range(count):
             lines = {name: _direction(draw, array, scales[name]) for name, array in outputs.items()}
-            forward.visit_gradients(lines, add_noise, is_last=number == directions - 1)
+            forward.visit_gradients(lines, add_noise, is_last=number == count - 1)
         observer(done)
     return {name: sqnr_db(signal, power) for name, power in noise.items()}
 

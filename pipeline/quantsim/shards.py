@@ -29,7 +29,7 @@ from passes.weights.stand_ins import point_to
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.jobs import Job, JobExecutor, Outcome, run_jobs
 from pipeline.quantsim.optimize import OptimizedLayer, OptimizedStep, find_weights
-from pipeline.quantsim.optimizers import Optimizer
+from pipeline.quantsim.optimizers import Gptq, Optimizer
 from pipeline.quantsim.placement import PlacedSite, Placement
 from pipeline.quantsim.qdq import check_opset
 from pipeline.quantsim.shard_data import FittingData, PiecewiseRounding
@@ -106,6 +106,8 @@ def quantize_in_shards(
         raise UsageError(f"quantsim.shard_mib: {why}")
     if data and data.step.python:
         raise UsageError("quantsim.optimize: gptq: found python next to shard_mib, expected onnxline's own interpreter")
+    if data and isinstance(data.step, Gptq) and data.step.mse:
+        raise UsageError("quantsim.optimize: gptq: found mse next to shard_mib, expected the scales of ranges")
     check_opset(model.proto, placement.formats())
     formats = {placed.site.tensor: _format_of(placed) for placed in placement.quantized_sites()}
     folder.mkdir(parents=True, exist_ok=True)

@@ -76,7 +76,7 @@ class DeviceDump(Backend):
         )
 
     def find_ambiguous(self, shapes: Shapes) -> tuple[str, ...]:
-        """The .npy files whose shape is that of both layouts, and raw files of images; none where the layout was given."""
+        """The .npy files whose shape is that of both layouts, and raw images; none where the layout was given."""
         if self._layout is not None:
             return ()
         return tuple(

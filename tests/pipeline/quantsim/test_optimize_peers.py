@@ -1,11 +1,13 @@
-"""`ada-round` and `scale-estimation` with the real AIMET and NNCF: bits that a seed repeats, and what they take.
+"""`ada-round` and `scale-estimation` with the real AIMET and NNCF: bits that a seed repeats, and what they take; and
+`gptq` on scales of its own.
 
-Both run in the environments whose interpreters AIMET_PYTHON and NNCF_PYTHON name.
+The former run in the environments whose interpreters AIMET_PYTHON and NNCF_PYTHON name.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 
 from passes.weights.detached import DetachedModel
-from pipeline.quantsim.encodings import encode, quantize
+from pipeline.quantsim.encodings import encode, quantize, round_trip
 from pipeline.quantsim.optimize import Chosen, Optimization, OptimizedStep
 from pipeline.quantsim.optimizers import optimizers_of
 from pipeline.quantsim.placement import place
@@ -103,3 +105,19 @@ def test_scale_estimation_leaves_what_is_symmetric(tmp_path: Path) -> None:
     assert row.status == "reverted"
     assert set(row.left) == {"first", "second"}
     assert "no asymmetric format of 4 bits" in row.left["first"]
+
+
+@pytest.mark.parametrize("weights", ["int4/channel", "int4/block8", "uint4/block8"])
+def test_gptq_on_scales_of_least_squared_error(tmp_path: Path, weights: str) -> None:
+    """Of the parts of a range's scale, none has less error."""
+    model = products()
+    chosen, row = run(tmp_path / "fitted", weights, {"gptq": {"mse": True}})
+    assert row.status == "ran"
+    ranges = encode(place(model, [rule("op:*", weights, "float")]), {}, model)
+    for name in chosen.arrays:
+        array, own, found = model.array(model.index.initializers[name]), ranges[name], chosen.encodings[name].scale
+        errors = [
+            np.square(round_trip(array, replace(own, scale=scale), is_stored=True) - array).sum()
+            for scale in (found, *(own.scale * np.float32(part) for part in (1, 0.9, 0.8, 0.7, 0.6)))
+        ]
+        assert errors[0] < errors[1] and errors[0] <= min(errors[1:])
