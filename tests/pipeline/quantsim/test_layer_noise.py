@@ -8,11 +8,13 @@ import pytest
 from passes.encodings.encoding import Encoding, Precision
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
+from pipeline.quantsim.encodings import encode
+from pipeline.quantsim.placement import place
 from pipeline.quantsim.qdq import insert_qdq
-from pipeline.quantsim.sensitivity import find_layers
+from pipeline.quantsim.sensitivity import estimate_sensitivity, find_layers
 from pipeline.quantsim.torch_nodes import QuantizedLayers
 from pipeline.runtime.tensors import as_tensor
-from tests.pipeline.quantsim.pictures_of_qdq import model_of
+from tests.pipeline.quantsim.pictures_of_qdq import model_of, rule
 
 INT8, UINT8 = Precision(8, signed=True, symmetric=True), Precision(8, signed=False, symmetric=False)
 
@@ -99,3 +101,16 @@ def test_a_computed_constant_with_a_format_of_its_own_is_rounded_to_that_alone()
     }
     for name, numbers in (("y", stored), ("z", 2 * stored)):
         np.testing.assert_allclose(found[name], feeds["x"] @ (rounded[name] - numbers), atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_softmax_of_few_classes_has_a_direction_that_moves_it(seed: int) -> None:
+    """Four signs are all equal in one of eight draws, and the sum that a Softmax gives never moves."""
+    random = np.random.default_rng(seed)
+    text = "g (float[1, 8] x) => (float[1, 4] y) { a = MatMul(x, w) b = MatMul(a, v) y = Softmax(b) }"
+    weights = (random.normal(size=shape).astype(np.float32) / 4 for shape in ((8, 8), (8, 4)))
+    model = model_of(text, **dict(zip("wv", weights, strict=True)))
+    feeds = [{"x": random.normal(size=(1, 8)).astype(np.float32)}]
+    placement = place(model, [rule("op:*", "int4", "float")])
+    found = estimate_sensitivity(model, encode(placement, {}, model), feeds)
+    assert all(10 < ratio < 60 for ratio in found.values()), found
