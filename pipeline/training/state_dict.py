@@ -231,7 +231,7 @@ def read_snapshot(path: Path, expected: Mapping[str, torch.Tensor]) -> Snapshot:
     if metadata.get("format") != FORMAT:
         raise UsageError(f"{path} has the format {metadata.get('format')!r}; expected {FORMAT!r}, as save() writes it")
     default = tensors.pop(DEFAULT, None)
-    numbers = sorted(int(name.removeprefix(KERNEL)) for name in tensors if name.startswith(KERNEL))
+    numbers = sorted(int(end) for name in tensors if (end := name.removeprefix(KERNEL)) != name and end.isdecimal())
     kernels = [tensors.pop(f"{KERNEL}{number}") for number in numbers]
     for name in sorted(tensors.keys() ^ expected.keys()):
         raise UsageError(f"{path} is of another program: {name!r} is only in one of them")

@@ -62,14 +62,19 @@ class Randomness:
         """Go back to `state`.
 
         Raises:
-            UsageError: it is the state of a program that draws otherwise.
+            UsageError: it is the state of a program that draws otherwise, or no state that torch takes.
         """
         if len(state.kernels) != len(self.generators) or (state.default is not None) != self._draws_from_default:
             raise UsageError("the random state of a snapshot is that of another program; take a snapshot of this one")
-        for generator, saved in zip(self.generators, state.kernels, strict=True):
-            generator.set_state(saved)
-        if state.default is not None:
-            self._device.set_random_state(state.default)
+        try:
+            for generator, saved in zip(self.generators, state.kernels, strict=True):
+                generator.set_state(saved)
+            if state.default is not None:
+                self._device.set_random_state(state.default)
+        except (RuntimeError, TypeError) as error:
+            raise UsageError(f"torch refuses the random state of a snapshot; it is damaged: {error}") from error
+                f"torch refuses the random state of a snapshot, so its file is damaged: {error}"
+            ) from error
 
 
 def _draws_from_default(step: LaunchStep) -> bool:

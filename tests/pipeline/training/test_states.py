@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 from torch.optim import SGD, AdamW
@@ -282,6 +283,22 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, content: bytes | None, s
         (tmp_path / "x").write_bytes(content)
     with pytest.raises(UsageError, match=said):
         program.load(tmp_path / "x")
+
+
+def test_a_file_with_a_damaged_random_state_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    program, *_ = record(DROPOUT, adamw)
+    program.save(path)
+    with safetensors.safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        metadata = file.metadata()
+    for damaged in (torch.zeros(5, dtype=torch.uint8), torch.zeros_like(tensors["random.default"])):
+        safetensors.torch.save_file(tensors | {"random.default": damaged}, path, metadata)
+        with pytest.raises(UsageError, match="torch refuses the random state of a snapshot"):
+            program.load(path)
+    safetensors.torch.save_file(tensors | {"random.kernel.x": torch.zeros(5)}, path, metadata)
+    with pytest.raises(UsageError, match=r"is of another program: 'random\.kernel\.x' is only in one"):
+        program.load(path)
 
 
 def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:
