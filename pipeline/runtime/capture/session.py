@@ -73,8 +73,6 @@ class Randomness:
                 self._device.set_random_state(state.default)
         except (RuntimeError, TypeError) as error:
             raise UsageError(f"torch refuses the random state of a snapshot; it is damaged: {error}") from error
-                f"torch refuses the random state of a snapshot, so its file is damaged: {error}"
-            ) from error
 
 
 def _draws_from_default(step: LaunchStep) -> bool:
