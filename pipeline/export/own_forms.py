@@ -58,6 +58,12 @@ def translate_inverse(self: Any) -> Any:
     return _solve(self, op.Expand(identity, op.Shape(self)), _rows(self))
 
 
+def translate_inverse_ex(self: Any, check_errors: bool = False) -> tuple[Any, Any]:
+    """`aten.linalg_inv_ex`: its second result, which is not 0 for a singular matrix, is 0 here."""
+    del check_errors
+    return translate_inverse(self), op.Expand(op.Constant(value=ir.tensor(np.int32(0))), op.Shape(self, end=-2))
+
+
 def translate_solve(self: Any, right: Any, *, left: bool = True) -> Any:
     """`aten.linalg_solve`: X of `self @ X = right`, or of `X @ self = right`, which may be vectors."""
     last, rank = op.Constant(value_ints=[-1]), len(self.shape)

@@ -65,7 +65,7 @@ def test_systems_of_equations(count: int) -> None:
         positive = a @ a.mT + torch.eye(count)
         found = [linear.inv(a), linear.solve(a, b), linear.solve(a, b.mT, left=False).mT, linear.cholesky(positive)]
         sign, size = linear.slogdet(a)
-        columns = [linear.solve(a, b[..., 0])[..., None], linear.cholesky(positive, upper=True)]
+        columns = [linear.inv_ex(a)[0], linear.solve(a, b[..., 0])[..., None], linear.cholesky(positive, upper=True)]
         return torch.cat([*found, *columns, torch.stack([sign, size], -1)[:, None].expand(2, count, 2)], -1)
 
     expected = compute(matrix.double(), right.double())
