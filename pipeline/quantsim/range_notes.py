@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+import numpy as np
+
 from passes.rewrites.mask_constants import MASKING, MaskedGraph
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
@@ -26,6 +28,33 @@ def describe_ranges(
     yield from describe_masks(placement, reached)
     yield from describe_mask_constants(model, placement, ranges)
     yield from describe_unmeasured(placement, reached)
+    yield from describe_divisors(model, placement, ranges)
+
+
+def describe_divisors(model: DetachedModel, placement: Placement, ranges: Mapping[str, Range]) -> Iterator[str]:
+    """A sentence for each stored divisor with elements of few steps: the error of a quotient is that of its divisor as
+    a part of it, and a divisor that becomes zero has no quotient.
+
+    Args:
+        model: the float model.
+        placement: which tensors are quantized.
+        ranges: by the name of a group.
+    """
+    stored = model.index.initializers
+    divisors = {node.input[1]: node for node in model.index.nodes if node.op_type == "Div" and node.input[1] in stored}
+    for placed in placement.quantized_sites():
+        name, node = placed.site.tensor, divisors.get(placed.site.tensor)
+        if node is None or placed.precision is None or placed.site.group not in ranges:
+            continue
+        sizes = np.abs(model.array(stored[name]).astype(np.float64))
+        step = float(encode_range(ranges[placed.site.group], placed.precision).scale)
+        small = int((sizes < FEW_STEPS * step).sum())
+        if small:
+            yield (
+                f"the divisor {name} of {node.name or node.output[0]} has {plural(small, 'element')} of {sizes.size} "
+                f"below {FEW_STEPS} steps of its {placed.precision}, the least is {sizes.min():.3g}, so quotients "
+                f"are far off; leave it in float: quantsim.rules, tensor:{name}: {{activations: {FLOAT}}}"
+            )
 
 
 def describe_unmeasured(placement: Placement, reached: Mapping[str, Range]) -> Iterator[str]:

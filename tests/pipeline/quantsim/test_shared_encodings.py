@@ -7,7 +7,13 @@ import pytest
 
 from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.placement import place
-from pipeline.quantsim.range_notes import describe_mask_constants, describe_masks, describe_ties, describe_unmeasured
+from pipeline.quantsim.range_notes import (
+    describe_divisors,
+    describe_mask_constants,
+    describe_masks,
+    describe_ties,
+    describe_unmeasured,
+)
 from tests.pipeline.quantsim.pictures_of_qdq import model_of, picture, rule
 
 
@@ -204,3 +210,13 @@ def test_a_weight_whose_channels_lie_along_no_axis_has_one_scale_and_is_named() 
     assert list(placement.notes()) == [
         "1 weight of ConvTranspose (w) has one scale: the channels lie along no single axis"
     ]
+
+
+@pytest.mark.parametrize(("least", "count"), [(1e-3, 1), (100.0, 0)])
+def test_a_divisor_with_elements_of_few_steps_is_named(least: float, count: int) -> None:
+    scale = np.array([least, 1000.0], np.float32)
+    model = model_of("g (float[1, 2] x) => (float[1, 2] y) { [ratio] y = Div(x, scale) }", scale=scale)
+    placement = place(model, [rule("op:*", "int8", "uint16")])
+    notes = [*describe_divisors(model, placement, {"scale": (0.0, 1000.0)})]
+    assert len(notes) == count
+    assert all("the divisor scale of ratio has 1 element of 2 below" in note for note in notes)
