@@ -22,7 +22,7 @@ from pipeline.verify.backends import Feeds
 class TokenBlocks:
     """A `Step` that calls `step` with a multiple of `TOKENS` tokens.
 
-    The first call is made without the additional tokens too. Where results differ, or the logits are those of the last
+    The first call that gets additional tokens is made without them too. Where results differ, or the logits are those of the last
     token alone, each further call is made as it is given. So is a call whose additional tokens have no position.
 
     Args:
@@ -51,7 +51,7 @@ class TokenBlocks:
         if self._returned and all(self._returned[name] is array for name, array in states.items()):
             states, tokens = self._start, np.concatenate([self._tokens, tokens], axis=1)
         whole = {**feeds, **states, self._new: tokens}
-        if self._hides_later is None:
+        if self._hides_later is None and tokens.shape[1] % TOKENS:  # a whole block gets no tokens that would tell
             exact = {name: array.copy() for name, array in self._step(whole).items()}  # a plan uses the memory again
             filled = self._call_filled(whole)
             self._hides_later = filled is not None and all(

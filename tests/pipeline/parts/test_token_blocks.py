@@ -47,10 +47,13 @@ def parts(tmp_path: Path) -> TextParts:
     return TextParts.of(tmp_path)
 
 
-def read(parts: TextParts, prompt: list[int], count: int, limit: int = 10**6, change: int = 0) -> tuple[list[int], set]:
+def read(
+    parts: TextParts, prompt: list[int], count: int, limit: int = 10**6, change: int = 0, last_only: bool = False
+) -> tuple[list[int], set]:
     """`count` tokens, and (rows of the cache, tokens) of the calls; there are `limit` positions.
 
     change: of 1, each token sees the last one.
+    last_only: the logits are those of the last token.
     """
     met = set[tuple[int, int]]()
 
@@ -63,7 +66,8 @@ def read(parts: TextParts, prompt: list[int], count: int, limit: int = 10**6, ch
             if sum(sizes) > limit:
                 raise IndexError("no such position")
             outputs = run(feeds)
-            return {**outputs, "logits": np.roll(outputs["logits"], change * int(feeds["input_ids"][0, -1]), -1)}
+            logits = np.roll(outputs["logits"], change * int(feeds["input_ids"][0, -1]), -1)
+            return {**outputs, "logits": logits[:, -1:] if last_only else logits}
 
         return step
 
@@ -98,6 +102,12 @@ def test_tokens_beyond_the_last_position_are_not_added(parts: TextParts) -> None
     tokens, met = read(parts, [3], limit, limit)
     assert tokens == by_hand([3], limit)
     assert {(TOKENS, count) for count in range(1, TOKENS - 2)} <= met
+
+
+@pytest.mark.parametrize("length", [TOKENS, TOKENS + 3])
+def test_logits_of_the_last_token_alone(parts: TextParts, length: int) -> None:
+    prompt = [at % 5 + 1 for at in range(length)]
+    assert read(parts, prompt, TOKENS + 2, last_only=True)[0] == by_hand(prompt, TOKENS + 2)
 
 
 def test_a_model_whose_tokens_see_later_ones_is_called_as_it_is(parts: TextParts) -> None:
