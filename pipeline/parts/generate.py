@@ -23,7 +23,7 @@ from passes.weights.sessions import first_words
 from pipeline.argument_checks import MAPPING, NUMBER, PATH, TEXT, TOKENS, WHOLE, expects
 from pipeline.config import RuntimeConfig
 from pipeline.config.yaml_source import read_yaml
-from pipeline.errors import UsageError
+from pipeline.errors import OnnxlineError, UsageError
 from pipeline.parts import image_text
 from pipeline.parts.seq2seq import PARTS, Seq2SeqReader, models_with
 from pipeline.parts.sessions import TextParts, TextReader, open_calls, step_opener
@@ -32,6 +32,9 @@ from pipeline.verify.backends import Feeds
 SETTINGS: Final = "genai_config.json"
 CONFIG: Final = "config.json"
 GENERATION: Final = "generation_config.json"
+
+POSITIONS: Final = ("max_position_embeddings", "max_target_positions", "n_positions", "context_length")
+"""Names of the number of positions in configurations: most of transformers, Whisper, GPT-2, onnxruntime-genai."""
 
 Reader = TextReader | Seq2SeqReader | image_text.ImageTextReader
 
@@ -123,8 +126,9 @@ class TextGenerator:
             The new tokens, their text where there is a tokenizer, and the seconds that they took.
 
         Raises:
-            UsageError: there is no prompt or no tokenizer, a token is outside of the vocabulary, or the cache is
-                shorter than the text.
+            UsageError: there is no prompt or no tokenizer, a token is outside of the vocabulary, or the cache or the
+                model's table of positions is shorter than the text.
+            OnnxlineError: a part fails on its backend.
         """
         tokenizer = load_tokenizer(self.models) if prompt is not None else None
         if tokenizer is not None:
@@ -142,15 +146,18 @@ class TextGenerator:
             raise UsageError(f"generate: found the token {wrong}, expected 0 to {vocabulary - 1}")
         ends = frozenset(stop if stop is not None else known.get("eos", ()))
         choose = _Sampler(temperature, seed)
-        begun = time.perf_counter()
-        if isinstance(self._reader, Seq2SeqReader):
-            self._reader.encode(inputs or {"input_ids": np.array([ids], np.int64)})
-        elif isinstance(self._reader, image_text.ImageTextReader):
-            self._reader.encode(inputs or {})
-        tokens, times = [], [begun]
-        for token in continue_text(self._reader, first, max_new_tokens, choose, ends):
-            tokens.append(token)
-            times.append(time.perf_counter())
+        tokens, times = [], [time.perf_counter()]
+        try:
+            if isinstance(self._reader, Seq2SeqReader):
+                self._reader.encode(inputs or {"input_ids": np.array([ids], np.int64)})
+            elif isinstance(self._reader, image_text.ImageTextReader):
+                self._reader.encode(inputs or {})
+            for token in continue_text(self._reader, first, max_new_tokens, choose, ends):
+                tokens.append(token)
+                times.append(time.perf_counter())
+        except OnnxlineError as error:
+            _refuse_beyond_positions(max(len(ids), len(first) + len(tokens)), known.get("positions"), error)
+            raise
         seconds = [after - before for before, after in pairwise(times)]
         rate = 1 / max(median(seconds[1:] or seconds), sys.float_info.epsilon)
         text = tokenizer.decode(tokens) if tokenizer is not None else ""
@@ -185,6 +192,15 @@ def _refuse_own_parts(folder: Path) -> None:
             )
 
 
+def _refuse_beyond_positions(count: int, positions: int | None, error: OnnxlineError) -> None:
+    """Raise UsageError where a call failed since a model that has a table of positions got more tokens than these."""
+    if positions is not None and count > positions and type(error) is not UsageError:  # of the arguments
+        raise UsageError(
+            f"generate: the model has {positions} positions, and the text needs more: it failed at token {count}; "
+            "shorten the prompt, or ask for fewer tokens"
+        ) from error
+
+
 def open_reader(
     folder: Path, backend: str, runtime: RuntimeConfig | None = None, *, optimized: bool = True
 ) -> tuple[Path, Reader]:
@@ -198,7 +214,8 @@ def open_reader(
 
 
 def read_settings(models: Path) -> dict[str, Any]:
-    """What the folder says of tokens: `vocab_size`, `pad`, `eos`, which end a text, and `start`, a decoder's first."""
+    """What the folder says of tokens: `vocab_size`, `pad`, `eos`, which end a text, `start`, a decoder's first, and
+    `positions`, of which a model may have a table."""
     try:
         if (models / CONFIG).is_file():
             section = json.loads((models / CONFIG).read_text(encoding="utf-8"))
@@ -213,6 +230,7 @@ def read_settings(models: Path) -> dict[str, Any]:
     starts = (section.get(key) for key in ("decoder_start_token_id", "bos_token_id"))
     return {
         "vocab_size": section.get("vocab_size"),
+        "positions": next((section[key] for key in POSITIONS if section.get(key)), None),
         "pad": section.get("pad_token_id"),
         "eos": [eos] if isinstance(eos, int) else list(eos or ()),
         "start": next((start for start in starts if start is not None), 0),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -20,6 +21,7 @@ import numpy as np
 import onnx
 
 from passes.custom_ops.declarations import add_libraries
+from passes.errors import StepFailed
 from passes.graph.index import GraphIndex
 from passes.weights.detached import read_model
 from passes.weights.sessions import as_array, first_words
@@ -229,7 +231,8 @@ class BoundStates(PartCalls):
             binding.bind_ortvalue_input(slot.before, self._before[slot.before])
             binding.bind_ortvalue_output(slot.after, self._after[slot.before])
         binding.bind_output("logits")
-        self._sessions[part].run_with_iobinding(binding)
+        with _words_of_failure():
+            self._sessions[part].run_with_iobinding(binding)
         logits = binding.get_outputs()[-1].numpy()
         self._before, self._after = self._after, self._before
         binding.clear_binding_outputs()
@@ -361,12 +364,22 @@ def _session(path: Path, threads: int = 0) -> Any:
         raise UsageError(f"onnxruntime does not open {path}: {first_words(error)}") from error
 
 
+@contextmanager
+def _words_of_failure() -> Iterator[None]:
+    """Errors of onnxruntime, which have no common type of its own, as `StepFailed`."""
+    try:
+        yield
+    except Exception as error:
+        raise StepFailed(f"onnxruntime stopped: {first_words(error)}") from error
+
+
 def _open_step(path: Path) -> Step:
     session = _session(path)
     names = [output.name for output in session.get_outputs()]
 
     def run(feeds: Feeds) -> dict[str, np.ndarray]:
-        results = session.run(names, dict(feeds))
+        with _words_of_failure():
+            results = session.run(names, dict(feeds))
         return {name: as_array(name, result) for name, result in zip(names, results, strict=True)}
 
     return run

@@ -22,8 +22,9 @@ from pipeline.verify.backends import Feeds
 class TokenBlocks:
     """A `Step` that calls `step` with a multiple of `TOKENS` tokens.
 
-    The first call that gets additional tokens is made without them too. Where results differ, or the logits are those of the last
-    token alone, each further call is made as it is given. So is a call whose additional tokens have no position.
+    The first call that gets additional tokens is made without them too. Where results differ, or the logits are those
+    of the last token alone, each further call is made as it is given. So is a call whose additional tokens have no
+    position.
 
     Args:
         step: a call of the part, for sizes of which each is compiled.

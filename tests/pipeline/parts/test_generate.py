@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from pipeline.config import RuntimeConfig
-from pipeline.errors import UsageError
+from pipeline.errors import OnnxlineError, UsageError
 from pipeline.parts.generate import TextGenerator, continue_text, take_largest
 from pipeline.parts.hidden_rows import ROWS, fill_up
 from pipeline.parts.sessions import CarriedStates, PartCalls, PlannedStates, TextParts, TextReader
@@ -178,6 +178,22 @@ def test_a_seed_draws_the_same_tokens_again(counter: Path) -> None:
 def test_wrong_wishes_are_one_sentence(counter: Path, wishes: dict, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         TextGenerator(counter).generate(**wishes)
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "plan", "torch"])
+def test_a_text_beyond_the_table_of_positions(counter: Path, backend: str) -> None:
+    table = "rows = Shape <start = 1> (present_key) none = Gather (table, rows) sum = Add (rest, none)"
+    text = COUNTER.replace("<int64 seven", f"<int64[7] table = {{{', '.join('0' * 7)}}}, int64 seven")
+    text = text.replace("place = Expand (rest,", f"{table} place = Expand (sum,")
+    onnx.save(parse_renamed(text, with_dots), counter / "models" / "decoder.onnx")
+    generator = TextGenerator(counter, backend)
+    assert generator.generate([1, 2, 3], max_new_tokens=4).tokens == by_hand([1, 2, 3], 4)
+    with pytest.raises(OnnxlineError, match="Gather"):
+        generator.generate([1, 2, 3], max_new_tokens=8)
+    (counter / "models" / "config.json").write_text('{"vocab_size": 7, "max_position_embeddings": 6}')
+    with pytest.raises(UsageError, match="the model has 6 positions, and the text needs more: it failed at token 7; "):
+        generator.generate([1, 2, 3], max_new_tokens=8)
+    assert generator.generate([1, 2, 3], max_new_tokens=4).tokens == by_hand([1, 2, 3], 4)
 
 
 def test_a_folder_without_a_decoder_and_an_unknown_backend(tmp_path: Path, counter: Path) -> None:
