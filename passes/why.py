@@ -267,6 +267,10 @@ class _Nodes:
             wanted, what = name, f"no node, value or initializer named {name!r}"
             known = {handle for entry, _ in self._all for handle in _handles(entry)}
             known |= {tensor.name for tensor in self.stored}
+            modules = {path for entry, _ in self._all for path in _paths(entry) if f".{path}".endswith(f".{name}")}
+            if modules:
+                named = [f"module:{path}" for path in sorted(modules)[:NEAREST]]
+                return f"{what}; did you mean {_join_names(map(repr, named))}?"
         close = nearest_names(wanted, sorted(known), NEAREST, cutoff=0.5)
         return what + (
             f"; did you mean {_join_names(map(repr, close))}?" if close else f" among {plural(len(self._all), 'node')}"

@@ -124,6 +124,7 @@ def test_inner_nodes_say_what_they_lie_inside_of() -> None:
     [
         ("gaet", r"no node, value or initializer named 'gaet'; did you mean 'gate'\?"),
         ("zzz", "no node, value or initializer named 'zzz' among 5 nodes"),
+        ("linear", r"no node, value or initializer named 'linear'; did you mean 'module:block.linear'\?"),
         ("op:MatNul", r"no MatNul in this model"),
         ("module:block.linaer", r"no node of a module 'block.linaer'; did you mean 'block.linear'"),
         ("x", "'x' is an input of the model and no node makes it; ask for a node that reads it: gate"),
