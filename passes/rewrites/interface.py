@@ -25,6 +25,7 @@ from passes.graph.index import (
     value_names,
 )
 from passes.graph.inference import declare_rank, dims_of, infer_types
+from passes.graph.sizes import infer_at_sizes
 from passes.graph.traversal import read_names, reads_of
 from passes.step import Description, PassResult, Relation, Step, structure
 from passes.structures import STRUCTURES
@@ -318,7 +319,7 @@ def _data_of(node: NodeProto, index: GraphIndex) -> list[str]:
 def _with_shapes(proto: ModelProto) -> ModelProto:
     """`proto` with the shapes that follow from its inputs, in place of those that it declares of inner values."""
     del proto.graph.value_info[:]
-    graph = infer_types(proto)
+    graph = infer_at_sizes(proto)
     types = GraphIndex(graph).types
     for info in proto.graph.output:
         if info.name in types and dims_of(types[info.name]) is not None:

@@ -14,8 +14,9 @@ from onnx import NodeProto, TensorProto
 
 from passes.graph.formatting import format_type
 from passes.graph.index import GraphIndex, constant_of, copy_of
-from passes.graph.inference import dims_of, infer_types
+from passes.graph.inference import dims_of
 from passes.graph.op_facts import CONVOLUTIONS, ONNX_DOMAINS, attribute_of, has_body, op_name
+from passes.graph.sizes import infer_at_sizes
 from passes.graph.traversal import every_graph, every_node, reads_of
 from passes.load import byte_count
 from passes.structures import STRUCTURES, structure_of
@@ -124,7 +125,7 @@ def inspect_model(
 
         proto = with_input_shapes({name: ("inspect", shape) for name, shape in shapes.items()}, proto)
     proto, sizes = _with_sizes(proto)
-    types = GraphIndex(infer_types(proto, data_prop=True)).types
+    types = GraphIndex(infer_at_sizes(proto)).types
     index = GraphIndex(proto.graph)
     counter = _Counter(index, types)
     stored = [tensor for graph in every_graph(proto.graph) for tensor in _tensors_of(graph)]
