@@ -1,8 +1,9 @@
 """The Graph of a train step: the recorded operators, a check for values that are not finite, and the updates.
 
 A step changes nothing if its loss is not finite, or the norm of its gradients where they are clipped or checked: the
-updates read the value `skip`, and the buffers that the forward pass wrote keep their old values. `find_first_broken`
-then runs the step again, operator by operator, to name the first operator whose result is not finite.
+updates read the value `skip`, and what the forward pass wrote to keeps its old value.
+`find_first_broken` then runs the step again, operator by operator, to name the first operator whose result is not
+finite.
 
 Each update is inserted as early as its operands allow: after the last operator that reads the parameter, and after the
 operator that computes its gradient. So the memory of a large gradient is free again at once. The small parameters of a
@@ -95,8 +96,8 @@ def _read(traced: TracedStep) -> tuple[Graph, dict[object, int]]:
     region = Region(traced.module, Tensors({}))
     names, roles = {}, {}
     for name, node in traced.placeholders.items():
-        of_buffer = Role.STATE if name in traced.updates else Role.CONST
-        roles[node] = of_buffer if name in traced.buffers else Role.PARAM
+        unchanged = Role.CONST if name in traced.buffers else Role.PARAM
+        roles[node] = Role.STATE if name in traced.updates else unchanged
         names[node] = stored_name(name)
     for name, node in zip(traced.layout.names, traced.batch, strict=True):
         roles[node], names[node] = Role.INPUT, name

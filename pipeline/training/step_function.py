@@ -41,7 +41,6 @@ class StepFunction:
     """The names of parameters and buffers."""
     trained: int
     """How many parameters are trained."""
-    buffers: tuple[str, ...]
     clips: Clipping = "none"
     checks_gradients: bool = False
     until_loss: bool = False
@@ -74,7 +73,8 @@ class StepFunction:
         stored |= {name: tensor for name, tensor in own.items() if tensor is not given[name]}
         _refuse_sparse(self.names, gradients)
         after = [
-            self._state_after(name, before, stored[name]) for name, before in zip(self.names, tensors, strict=False)
+            _state_after(name, before, stored[name]) if place >= self.trained else stored[name]
+            for place, (name, before) in enumerate(zip(self.names, tensors, strict=False))
         ]
         norm = _norm(gradients) if self.checks_gradients or self.clips == "norm" else None
         if self.clips == "norm" and norm is not None:
@@ -95,16 +95,20 @@ class StepFunction:
             finally:
                 attributes.put_back()
 
-    def _state_after(self, name: str, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-        if name not in self.buffers:
-            return after
-        forms = [f"{dtype_name(tensor.dtype)}{list(tensor.shape)}" for tensor in (before, after)]
-        if forms[0] != forms[1]:
-            raise Unsupported(
-                f"the forward pass makes {forms[1]} of the buffer {name!r}, which is {forms[0]}; expected the same "
-                "shape and dtype after each step"
-            )
-        return after
+
+def _state_after(name: str, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """The value `after` the forward pass of a buffer or a frozen parameter that was `before`.
+
+    Raises:
+        Unsupported: it has another shape or dtype.
+    """
+    forms = [f"{dtype_name(tensor.dtype)}{list(tensor.shape)}" for tensor in (before, after)]
+    if forms[0] != forms[1]:
+        raise Unsupported(
+            f"the forward pass makes {forms[1]} of {name!r}, which is {forms[0]}; expected the same shape and dtype "
+            "after each step"
+        )
+    return after
 
 
 def _change(
@@ -186,7 +190,8 @@ def _unchanged_memory(tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
         if tensor.untyped_storage()._cdata != storage._cdata:
             raise Unsupported(
                 f"the forward pass or the loss assigns to .data of {name!r}, which no step would repeat: compute a "
-                "value from a parameter in place of writing to it, and write to a buffer by copy_"
+                "value from a trained parameter in place of writing to it, and write to a buffer or a frozen parameter "
+                "by copy_, under torch.no_grad()"
             )
 
 

@@ -62,7 +62,7 @@ class TracedStep:
     gradients: tuple[Node, ...]
     """The gradients of `params`, in the same order."""
     updates: Mapping[str, Node]
-    """{buffer that the forward pass writes to: its value afterwards}."""
+    """{buffer or parameter without a gradient that the forward pass writes to: its value afterwards}."""
     norm: Node | None = None
     """The norm of all gradients, if they are clipped or checked."""
     limit: Node | None = None
@@ -94,7 +94,7 @@ def trace_step(
     buffers = dict(module.named_buffers())
     stored = {**asked, **rest, **buffers}
     inputs = [given[name].detach() for name in layout.names]
-    step = StepFunction(module, loss, layout, tuple(stored), len(asked), tuple(buffers), clips, checks_gradients)
+    step = StepFunction(module, loss, layout, tuple(stored), len(asked), clips, checks_gradients)
     with ModuleAttributes(module, loss) as attributes:
         # In the widest dtype, for a limit such as 0.1 to be what torch has.
         is_wide = any(tensor.dtype == torch.float64 for tensor in asked.values())
@@ -108,7 +108,7 @@ def trace_step(
     by_name = dict(zip(stored, placeholders, strict=False))
     reached = {name: node for name, node in gradients.items() if node is not None}
     updates = {name: node for name, node in after.items() if node is not None and node is not by_name[name]}
-    _refuse_writes(updates.keys() - buffers.keys())
+    _refuse_writes(updates.keys() & reached.keys())
     _refuse_decisions(decided_by & updates.keys())
     _refuse_constants(recorded, {name: stored[name] for name in (*reached, *updates)})
     return TracedStep(
@@ -136,7 +136,7 @@ def refuse_what_torch_refuses(module: nn.Module, loss: LossFunction, batch: Batc
     layout = BatchLayout.of(module, batch)
     stored = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     given = layout.tensors(batch)
-    step = StepFunction(module, loss, layout, tuple(stored), 0, ())
+    step = StepFunction(module, loss, layout, tuple(stored), 0)
     _refuse_what_torch_refuses(step, stored, [given[name].detach() for name in layout.names])
 
 
@@ -334,16 +334,17 @@ def _export(step: StepFunction, others: Sequence[torch.Tensor], *, strict: bool)
 def _refuse_writes(params: Collection[str]) -> None:
     for name in sorted(params):
         raise Unsupported(
-            f"the forward pass or the loss writes to the parameter {name!r}, which a recorded step changes by the "
-            "optimizer alone: compute a value from the parameter in place of writing to it (for an embedding: "
-            "max_norm=None), or write between the steps, through state_dict and load_state_dict"
+            f"the forward pass or the loss writes to the parameter {name!r}, which has a gradient, so that a "
+            "recorded step changes it by the optimizer alone: compute a value from the parameter in place of writing "
+            "to it (for an embedding: max_norm=None), write between the steps, through state_dict and "
+            "load_state_dict, or freeze it, where it is no weight to train: requires_grad_(False)"
         )
 
 
 def _refuse_decisions(names: Collection[str]) -> None:
     for name in sorted(names):
         raise Unsupported(
-            f"Python decides by the values of the buffer {name!r}, which the step changes, and a replay would not "
+            f"Python decides by the values of {name!r}, which the step changes, and a replay would not "
             "decide again: use torch.where or another operator in place of if, float(), int() or .item()"
         )
 

@@ -217,3 +217,34 @@ def test_a_parameter_without_a_gradient_stays() -> None:
     found, before = program.state_dict()["module"], module.state_dict()
     assert torch.equal(found["0.weight"], before["0.weight"])
     assert not torch.equal(found["2.weight"], before["2.weight"])
+
+
+class Teacher(nn.Module):
+    """A student, and a teacher that follows its weights in each forward pass, as MoCo and BYOL have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = MODELS["mlp"].make()
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for own, followed in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                own.lerp_(followed, 0.1)
+            goal = self.teacher(x)
+        return self.student(x) - goal
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_a_teacher_without_gradients_may_be_written_to(is_frozen: bool) -> None:
+    module, twin = seeded(Teacher), seeded(Teacher)
+    for model in (module, twin):
+        model.teacher.requires_grad_(not is_frozen)  # type: ignore[operator, union-attr]
+    program = record_step(module, LOSS, AdamW(module.parameters(), lr=0.01), MODELS["mlp"].batch(0))
+    optimizer = AdamW(twin.parameters(), lr=0.01)
+    for number in range(10):
+        batch = MODELS["mlp"].batch(number)
+        assert program.step(batch).item() == pytest.approx(step_of_torch(twin, optimizer, batch), rel=TOLERANCE)
+    program.write_back()
+    for found, expected in zip(module.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(found, expected)
