@@ -144,7 +144,7 @@ def _make(kind: str, attrs: Mapping[str, Attr], tensors: Sequence[torch.Tensor])
     """The results of a call on these tensors."""
     given = {name: argument(item, tensors) for name, item in attrs.items()}
     place = tensors[0].device if tensors else torch.get_default_device()
-    device = arguments(kind).get("device")
+    device = (arguments(kind) or {}).get("device")
     if given.get("device") is not None or (device is not None and device.required):
         given["device"] = place
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):

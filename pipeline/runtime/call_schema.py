@@ -11,7 +11,7 @@ import torch
 
 from passes.suggest import nearest, plural
 from pipeline.errors import SourceError
-from pipeline.ir.graph import Attr, InputRef, SymExpr, TorchConst
+from pipeline.ir.graph import Attr, InputRef, SymExpr, TorchConst, parts
 from pipeline.runtime.operators import find_operator
 
 
@@ -49,12 +49,12 @@ class Argument:
         return type(item) is not int or -LIMIT <= item < (LIMIT if "int" in self.type else 2 * LIMIT)
 
 
-def arguments(kind: str) -> Mapping[str, Argument]:
-    """Those that the operator's schema has, by name; none where torch has no such operator."""
+def arguments(kind: str) -> Mapping[str, Argument] | None:
+    """Those that the operator's schema has, by name; None where torch has no such operator."""
     try:
         return _arguments(kind)
     except SourceError:
-        return {}
+        return None
 
 
 def find_wrong_arguments(kind: str, attrs: Mapping[str, Attr]) -> str:
@@ -67,16 +67,17 @@ def find_wrong_arguments(kind: str, attrs: Mapping[str, Attr]) -> str:
     if unknown := [name for name in attrs if name not in known]:
         return say_unknown(unknown[0], known)
     missing = [name for name, entry in known.items() if entry.required and name != "device" and name not in attrs]
-    return say_missing(missing) if missing else find_wrong_type(known, attrs)
+    return say_missing(missing, known) if missing else find_wrong_type(known, attrs)
 
 
 def say_unknown(name: str, known: Mapping[str, Argument]) -> str:
     return f"it has no argument {name!r}{nearest(name, known)}; its arguments: {', '.join(known) or 'none'}"
 
 
-def say_missing(names: list[str]) -> str:
+def say_missing(names: list[str], known: Mapping[str, Argument]) -> str:
     said = f"it lacks {plural(len(names), 'argument')}: {', '.join(names)}"
-    return f"{said}; each argument without a default has to be given, even as None"
+    may_be_none = ", even as None" if any(type(None) in known[name].alone for name in names) else ""
+    return f"{said}; each argument without a default has to be given{may_be_none}"
 
 
 def find_wrong_type(known: Mapping[str, Argument], attrs: Mapping[str, Attr]) -> str:
@@ -84,13 +85,17 @@ def find_wrong_type(known: Mapping[str, Argument], attrs: Mapping[str, Attr]) ->
     for name, item in attrs.items():
         argument = known[name]
         if (type(item) not in argument.alone or type(item) is int) and not argument.takes(item):
-            return f"the argument {name!r} is {_show(item)}; expected {_describe_expected(argument)}"
+            return f"the argument {name!r} is {_show(item)}; expected {_describe_expected(argument, item)}"
     return ""
 
 
-def _describe_expected(argument: Argument) -> str:
-    constant = f": a TorchConst({argument.kind!r}, …) that torch has" if argument.kind in CONSTANTS else ""
-    return argument.type + constant
+def _describe_expected(argument: Argument, found: Attr) -> str:
+    if argument.kind in CONSTANTS:
+        return f"{argument.type}: a {argument.kind} that torch has, in Python a TorchConst({argument.kind!r}, …)"
+    is_wide = int in argument.alone | argument.each and any(
+        type(part) is int and abs(part) >= LIMIT for part in parts(found)
+    )
+    return f"{argument.type}, integers of 64 bits" if is_wide else argument.type
 
 
 def _show(item: Attr) -> str:

@@ -65,7 +65,7 @@ class CheckedBuilder(GraphBuilder):
         if not is_call(kind) or any(isinstance(part, InputRef) for item in given.values() for part in parts(item)):
             return dict(given)
         known = arguments(kind)
-        if not known:
+        if known is None:
             return dict(given)  # make_kernel says so
         taking = [entry for entry in known.values() if "tensor" in entry.kind and entry.name not in given]
         refs = map(InputRef, range(operands))

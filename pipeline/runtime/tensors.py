@@ -118,7 +118,18 @@ def is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
     )
     if first_place == second_place:
         return True
-    return TensorPayload(first).numpy().tobytes() == TensorPayload(second).numpy().tobytes()
+    return torch.equal(*(raw_bytes(materialize_on_cpu(tensor)) for tensor in (first, second)))
+
+
+def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements in C order as a vector of bytes."""
+    flat = tensor.contiguous().reshape(-1)
+    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
+
+
+def materialize_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor on the CPU, with lazy conjugation and negation applied."""
+    return resolve_views(tensor.detach()).cpu()
 
 
 class _Unlocked:

@@ -71,12 +71,13 @@ def find_known_operator(kind: str) -> Any:
 
 
 def _read(kind: str, inputs: int, attrs: Mapping[str, Any]) -> dict[str, Attr]:
-    if find_known_operator(kind) is None:
+    known = arguments(kind)
+    if known is None:
         return _read_bare(attrs)
     indices = iter(range(inputs))
     sizes, masks = iter(attrs.get(SIZES, ())), iter(attrs.get(MASKS, ()))
     found: dict[str, Attr] = {}
-    for name, argument in arguments(kind).items():
+    for name, argument in known.items():
         if name in attrs:
             found[name] = _parse_item(argument.kind, attrs[name])
         elif argument.kind == "tensors" and SIZES in attrs:
@@ -122,13 +123,13 @@ def check_call(kind: str, inputs: int, attrs: Mapping[str, Attr], written: Colle
             tensor is none of them.
     """
     known = arguments(kind)
-    if not known:
+    if known is None:
         return
     said = next((say_unknown(name, known) for name in written if name not in known and name not in LISTS), "")
     said = said or find_wrong_type(known, attrs)
     missing = [name for name, argument in known.items() if argument.required and name not in attrs]
     if said or (whole and missing):
-        raise Unexpected(f"{kind}: {said or say_missing(missing)}")
+        raise Unexpected(f"{kind}: {said or say_missing(missing, known)}")
     used = [part.index for item in attrs.values() for part in parts(item) if type(part) is InputRef]
     if whole and used != list(range(inputs)):
         if len(used) == inputs:

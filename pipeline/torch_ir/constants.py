@@ -20,7 +20,7 @@ from pydantic import Field, StrictInt, StrictStr
 
 from pipeline.importers.from_torch.tensors import holds_values, is_dense
 from pipeline.ir.graph import DTYPE_BITS
-from pipeline.runtime.tensors import dtype_name, resolve_views, with_strides
+from pipeline.runtime.tensors import dtype_name, materialize_on_cpu, raw_bytes, with_strides
 from pipeline.torch_ir.errors import SerializationError, Unexpected, a_type, explain_as, parse
 
 THRESHOLD = 4096
@@ -128,17 +128,6 @@ def _of_bytes(raw: torch.Tensor, dtype: torch.dtype, constant: _ConstantData) ->
     if raw.nbytes != expected:
         raise Unexpected(f"found {raw.nbytes} bytes, expected {expected} of {constant.dtype}{list(shape)}")
     return raw.view(dtype).view(tuple(shape))
-
-
-def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in C order as a vector of bytes."""
-    flat = tensor.contiguous().reshape(-1)
-    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
-
-
-def materialize_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the CPU, with lazy conjugation and negation applied."""
-    return resolve_views(tensor.detach()).cpu()
 
 
 def _span_memory(tensor: torch.Tensor) -> torch.Tensor:

@@ -53,6 +53,14 @@ WRONG_CALLS: dict[str, tuple[Emit, str]] = {
         lambda b, x: b.emit("aten.relu.default", [x, x], [("y", F23)]),
         "op aten.relu.default: found 2 operands, expected at most 1: self",
     ),
+    "an operand of an operator that takes none": (
+        lambda b, x: b.emit("prims._make_token.default", [x], [("y", F23)]),
+        "op prims._make_token.default: found 1 operand, expected at most 0: none",
+    ),
+    "an integer of 65 bits": (
+        lambda b, x: b.emit("aten.amin.default", [x], [("y", F23)], {"dim": 2**64}),
+        "op aten.amin.default: the argument 'dim' is 18446744073709551616; expected List[int], integers of 64 bits",
+    ),
     "fewer": (
         lambda b, x: b.emit("aten.mm.default", [x], [("y", F23)]),
         "op aten.mm.default: it lacks 1 argument: mat2",

@@ -153,7 +153,7 @@ WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "a number of 100 bits": (
         ("nodes", 1, "attrs"),
         {"other": 2**100},
-        r"nodes\[1\]: aten.mul.Tensor: the argument 'other' is 1267650600228229401496703205376; expected Tensor; save",
+        r"nodes\[1\]: aten.mul.Tensor: the argument 'other' is 1267650600228229401496703205376; expected Tensor, int",
     ),
     "a tensor of a call": (
         ("nodes", 1, "call"),
