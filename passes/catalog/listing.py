@@ -9,9 +9,9 @@ first line is the caption.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import onnx
 from onnx import numpy_helper
@@ -25,7 +25,7 @@ from passes.model.canonical import canonical_digest
 from passes.policy.policy import DESTROYS, groups_of
 from passes.proof.draws import draw_array
 from passes.recipe import CLEANING, TORCH_RECIPE
-from passes.recipe.recipe import OWN_STEPS, default_passes, single_passes, steps_of
+from passes.recipe.recipe import OWN_STEPS, default_passes, options_of, single_passes, steps_of
 from passes.recipe.user_passes import installed_passes
 from passes.step import UNDESCRIBED, Description, Reads, Step, flatten
 from passes.suggest import nearest
@@ -42,6 +42,7 @@ class CatalogEntry:
 
     `does` is one sentence; `destroys` are the kinds of structures that the pass is known to break; for a composite
     step, the kinds that any of its default passes breaks. `note` says why a pass never runs, or what to install.
+    `options` are those that a recipe may give, name → default; a step that hands options on takes those of its library.
     """
 
     name: str
@@ -52,6 +53,7 @@ class CatalogEntry:
     groups: tuple[str, ...] = ()
     destroys: tuple[str, ...] = ()
     note: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def bare(self) -> str:
@@ -82,7 +84,8 @@ def rows_of(step: Step, context: PassContext) -> list[CatalogEntry]:
     """The entry of one step, and those of its inner passes. The step's entry says if its library is missing."""
     if not step.is_composite:
         try:
-            step.check(context)
+            if step.source != Step.source:  # a step of onnxline's own can only lack an option that has no default
+                step.check(context)
         except PolicyError as error:
             return [replace(_step_entry(step), runs="missing", note=str(error))]
         return [_step_entry(step)]
@@ -111,7 +114,13 @@ def _single_entry(step: Step, runs: Runs) -> CatalogEntry:
 
 def _step_entry(step: Step) -> CatalogEntry:
     runs = "default" if step.name in (*TORCH_RECIPE, *CLEANING) else "extra"
-    return _entry(step.name, step.source, runs, step.description)
+    taken = {} if step.hands_on_options else {name: _plain(getattr(step, name)) for name in options_of(type(step))}
+    return replace(_entry(step.name, step.source, runs, step.description), options=taken)
+
+
+def _plain(default: Any) -> Any:
+    """A default as a recipe writes it."""
+    return dict(default) if isinstance(default, Mapping) else list(default) if isinstance(default, tuple) else default
 
 
 def _inner_entry(step: Step, bare: str, runs: Runs) -> CatalogEntry:

@@ -197,7 +197,7 @@ def check_fields(name: str, step_type: Any, options: Mapping[str, Any], where: s
         options: by name.
         where: how the message begins: `pass`, or the key of a configuration that lists the step.
     """
-    takes = [field.name for field in dataclasses.fields(step_type) if field.init and field.name != "left_out"]
+    takes = options_of(step_type)
     for option in options:
         if option not in takes:
             hint = nearest(option, takes) or f"; it has: {', '.join(takes) or 'none'}"
@@ -206,6 +206,11 @@ def check_fields(name: str, step_type: Any, options: Mapping[str, Any], where: s
     for option, value in options.items():
         if types[option] in EXPECTED and not _has_type(value, types[option]):
             raise PolicyError(f"{where} {name!r}: {option} is {value!r}; expected {EXPECTED[types[option]]}")
+
+
+def options_of(step_type: Any) -> list[str]:
+    """The names of the options of a step, a dataclass, that does not hand options on."""
+    return [field.name for field in dataclasses.fields(step_type) if field.init and field.name != "left_out"]
 
 
 def _has_type(value: object, expected: Any) -> bool:

@@ -100,7 +100,8 @@ def _convert(
     draws = list(context.draws()) if measured and not whole.unread() else []
     made = _keep_measured(converter, draws, context) if draws else converter.write()
     if not converter.chosen:
-        why = f"no node can be computed in {half}: {converter.describe()}"
+        kept = f"no node can be computed in {half}: {converter.describe()}"
+        why = kept if converter.reasons else "no node computes in float32"
         return PassResult(model, changed=False, why=why)
     ends = whole.index.required_inputs, whole.index.outputs
     relation = Relation.between_namesakes(*ends, judged_as=half, runs_as=round_half(made, half))

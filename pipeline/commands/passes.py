@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -121,6 +122,8 @@ def print_demo(demo: Demo, others: Sequence[str]) -> None:
     page.line(f"{entry.name}, a pass of {entry.source}", style="bold")
     page.fact("does", entry.does)
     page.fact("runs", _runs(entry))
+    if entry.options:
+        page.fact("options", ", ".join(f"{name}: {json.dumps(default)}" for name, default in entry.options.items()))
     page.fact("reads", READS[entry.reads] if entry.described else "not known, so it counts as reading values")
     page.fact("groups", ", ".join(entry.groups) or "none")
     page.fact("destroys", _destroys(entry))

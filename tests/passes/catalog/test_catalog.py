@@ -233,3 +233,15 @@ def test_a_value_that_keeps_its_name_in_a_step_of_ours_keeps_what_it_is(name: st
     first, second = (Session.of(model, names).run(feeds) for model in (before, after))
     for value in names:
         np.testing.assert_allclose(second[value], first[value], rtol=1e-4, atol=1e-5, err_msg=value)
+
+
+def test_a_step_of_ours_is_installed_and_says_its_options(rows: tuple[CatalogEntry, ...], context: PassContext) -> None:
+    """Also a step that wants for an option which has no default."""
+    everyday = ("extract", "outputs", "rename", "fix-shapes", "change-batch", "convert-opset", "to-fp16", "to-bf16")
+    found = {name: named(rows, name) for name in (*everyday, "merge", "take-weights")}
+    assert {row.runs for row in found.values()} == {"extra"}
+    assert found["extract"].options == {"inputs": [], "outputs": []}
+    assert found["fix-shapes"].options == {"shapes": {}}
+    assert found["to-bf16"].options == {"keep": [], "measured": True}
+    assert all(row.options for row in found.values())
+    assert show(found["fix-shapes"], rows, context).why_not.startswith("no picture: what it does follows")

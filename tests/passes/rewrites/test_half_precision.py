@@ -144,3 +144,8 @@ def test_random_values_are_the_same_on_both_sides(context: PassContext) -> None:
     run = to_fp16(model_of(text), context=context)
     assert not [node.op_type for node in run.model.proto.graph.node if node.op_type in computed_in(run, FLOAT)]
     assert {errors.judged_as for errors in run.rows[-1].errors.values()} == {"float16"}
+
+
+def test_a_model_of_float16_has_nothing_to_convert(context: PassContext) -> None:
+    run = to_fp16(model_of("g (float16[2] x) => (float16[2] y) { y = Relu (x) }"), context=context)
+    assert (run.rows[-1].changed, run.rows[-1].words) == (False, "no node computes in float32")

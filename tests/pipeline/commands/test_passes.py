@@ -91,6 +91,7 @@ def test_json_has_all_that_is_known_of_a_pass() -> None:
         "groups": ["fusions"],
         "destroys": ["qkv"],
         "note": "",
+        "options": {},
     }
 
 
