@@ -21,7 +21,7 @@ from passes.provenance.annotations import (
     module_path_of,
 )
 from passes.provenance.carry import Carrier, carry
-from passes.provenance.weight_origins import form_of, name_weights, part_of
+from passes.provenance.weight_origins import form_of, name_weights, part_of, untransposed_name
 
 __all__ = [
     "AUTHOR_KEY",
@@ -39,4 +39,5 @@ __all__ = [
     "module_path_of",
     "name_weights",
     "part_of",
+    "untransposed_name",
 ]

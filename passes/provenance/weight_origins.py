@@ -285,6 +285,12 @@ def name_weights(before: DetachedModel, after: DetachedModel) -> DetachedModel:
     return after.with_proto(proto)
 
 
+def untransposed_name(name: str) -> str:
+    """The name of the weight that a stored tensor is, or that it is the transpose of: `query.weight` for
+    `query.weight_transposed`, as `name_weights` calls it."""
+    return name.removesuffix("_transposed")
+
+
 def _name_for(sources: Sequence[str], form: str) -> str:
     if form != "merged":
         return f"{sources[0]}_{form}" if form else sources[0]

@@ -22,6 +22,7 @@ import numpy as np
 from onnx import TensorProto
 
 from passes.errors import OnnxlineError, PolicyError, UsageError
+from passes.provenance import untransposed_name
 from passes.rewrites.file_weights import FileWeights, dequantize
 from passes.rewrites.matmul_nbits import NibbleWeight
 from passes.suggest import plural
@@ -120,11 +121,14 @@ def _find_names(reader: Any, gguf: Any, model: DetachedModel, path: Path) -> dic
     spelled = gguf.get_tensor_name_map(known, int(_field(reader, "block_count", 0))) if known is not None else None
     floats = {gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "F64")}
     quantized = {tensor.name: tensor for tensor in reader.tensors if tensor.tensor_type not in floats}
+    names = {tensor.name for tensor in reader.tensors}
     found: dict[str, Any] = {}
     for name, tensor in model.index.initializers.items():
-        for part in _endings(name) if len(tensor.dims) == 2 and tensor.data_type == TensorProto.FLOAT else ():
+        is_matrix = len(tensor.dims) == 2 and tensor.data_type == TensorProto.FLOAT
+        for part in _endings(untransposed_name(name)) if is_matrix else ():
             own = spelled.get_name(part, try_suffixes=(".weight",)) if spelled is not None else None
-            entry = next((quantized[key] for key in (own, part) if key in quantized), None)
+            tied = TABLE if own == HEAD and HEAD not in names else None
+            entry = next((quantized[key] for key in (own, tied, part) if key in quantized), None)
             if entry is not None:
                 found[name] = entry
                 break
@@ -135,6 +139,11 @@ def _find_names(reader: Any, gguf: Any, model: DetachedModel, path: Path) -> dic
             f"{path}: found {what}, expected the weights of the float model under the names of transformers or of GGUF"
         )
     return found
+
+
+HEAD: Final = "output.weight"
+TABLE: Final = "token_embd.weight"
+"""The table of the embedding is the output projection, too, in a file that has no `HEAD`."""
 
 
 def _endings(name: str) -> Iterator[str]:

@@ -19,6 +19,7 @@ import numpy as np
 from passes.errors import UsageError
 from passes.graph.index import GraphIndex
 from passes.graph.op_facts import attribute_of
+from passes.provenance import untransposed_name
 from passes.rewrites.file_weights import FileWeights
 from passes.rewrites.matmul_nbits import NibbleWeight, read_dequantized
 from passes.suggest import plural
@@ -49,10 +50,11 @@ def read_checkpoint(model: DetachedModel, path: Path) -> FileWeights:
         UsageError: the file is none of these, or the model lacks a weight of it.
     """
     stored = model.index.initializers
+    names = {untransposed_name(name): name for name in stored} | {name: name for name in stored}
     found: dict[str, NibbleWeight] = {}
     turned: set[str] = set()
     for module, weight in read_nibbles(path).items():
-        name = next((name for name in (f"{module}.weight", module) if name in stored), None)
+        name = names.get(f"{module}.weight", names.get(module))
         dims = None if name is None else tuple(stored[name].dims)
         if name is None or dims not in (weight.integers.shape, weight.integers.shape[::-1]):
             what = "no such weight" if dims is None else f"a weight of {list(dims)}"
@@ -245,7 +247,7 @@ def _find_weights(model: DetachedModel) -> Iterator[tuple[str, NibbleWeight]]:
             name = producer.input[0] if producer.op_type == "Transpose" else name
             for ending in ("_dequantized", "_DequantizeLinear_Output"):
                 name = name.removesuffix(ending)
-            yield name.removesuffix(".weight"), weight
+            yield untransposed_name(name).removesuffix(".weight"), weight
 
 
 def _pack(module: str, weight: NibbleWeight, layout: NibbleLayout) -> dict[str, np.ndarray]:

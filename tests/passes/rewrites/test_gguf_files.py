@@ -155,6 +155,35 @@ def test_a_model_has_the_values_of_the_file(tmp_path: Path) -> None:
     assert [node.op_type for node in packed.proto.graph.node].count("MatMulNBits") == 1
 
 
+def test_a_weight_is_found_under_what_passes_call_it(tmp_path: Path) -> None:
+    """A folded Transpose gives `NAME_transposed`, and a tied table stands in the file as the embedding alone."""
+    gguf = pytest.importorskip("gguf")
+    kind = gguf.GGMLQuantizationType.Q4_0
+    draw = np.random.default_rng(0).normal(size=(2, 64, 32)).astype(np.float32)
+    writer = gguf.GGUFWriter(tmp_path / "net.gguf", "llama")
+    writer.add_block_count(1)
+    for name, array in zip(("token_embd.weight", "blk.0.ffn_up.weight"), draw, strict=True):
+        writer.add_tensor(name, gguf.quantize(array, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    text = """g (int64[1, 3] ids) => (float[1, 3, 64] u, float[1, 3, 64] y) {
+        x = Gather(table, ids)
+        u = MatMul(x, up)
+        head = Transpose <perm = [1, 0]> (table)
+        y = MatMul(x, head)
+    }"""
+    proto = attach(detached(model_of(text, 21, table=draw[0], up=draw[1].T)))
+    names = {"table": HEAD, "up": f"{UP}_transposed"}
+    for tensor in proto.graph.initializer:
+        tensor.name = names[tensor.name]
+    for node in proto.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+    found = read_gguf(detach(proto), tmp_path / "net.gguf")
+    assert found.nibbles.keys() == {*names.values()} and found.turned == {HEAD}
+
+
 def test_a_file_of_another_network_is_refused(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
     path, model, _ = write_file(tmp_path, gguf)

@@ -68,12 +68,13 @@ def checkpoint(folder: Path, layout: NibbleLayout) -> Path:
 
 
 def float_model(transposed: bool) -> DetachedModel:
-    """A product with the weight of torch, [outputs, inputs], or that of a MatMul."""
+    """A product with the weight of torch, [outputs, inputs], or its transpose, which the passes name after it."""
     weight = np.zeros((N, K) if transposed else (K, N), np.float32)
     op = "Gemm <transB = 1>(x, weight)" if transposed else "MatMul(x, weight)"
     model = detached(model_of(f"g (float[2, {K}] x) => (float[2, {N}] y) {{ y = {op} }}", 21, weight=weight))
-    model.proto.graph.node[0].input[1] = "net.fc.weight"
-    model.proto.graph.initializer[0].name = "net.fc.weight"
+    name = "net.fc.weight" if transposed else "net.fc.weight_transposed"
+    model.proto.graph.node[0].input[1] = name
+    model.proto.graph.initializer[0].name = name
     return model
 
 
