@@ -211,7 +211,7 @@ def test_a_chain_is_proven_by_a_function(result: PartsResult, file: Path, tmp_pa
 
     found = run("use")
     assert [(chain.backend, chain.is_right) for chain in found.chain] == [("onnxruntime", True), ("plan", True)]
-    assert found.chain[0].why == "model.chain calls no decoder, which is proven by itself"
+    assert found.chain[0].why == "model.chain calls no decoder; each part is proven by itself"
     assert baseline_of(found.report)["chain"]["plan"] == "1 result as from the sources"
     assert re.search(
         r"plan 1 result as from the sources, off by \S+ at most", (tmp_path / "out/report.html").read_text()
