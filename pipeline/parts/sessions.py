@@ -357,6 +357,7 @@ def _session(path: Path, threads: int = 0) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
+    options.log_severity_level = 4  # its errors are raised, in our words
     add_libraries(options)
     try:
         return onnxruntime.InferenceSession(str(path.resolve()), options, providers=["CPUExecutionProvider"])

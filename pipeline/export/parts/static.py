@@ -44,7 +44,7 @@ class StaticDecoder(DecoderPart):
         tokens: how many; those of a chunk for `prefill`, 1 for `decode`.
 
     Raises:
-        SourceError: as `DecoderPart`.
+        SourceError: as `DecoderPart`; or the model has no positions for as many tokens as the cache holds.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class StaticDecoder(DecoderPart):
                 f"text of more than {limit} tokens, also for its first ones, and here a prompt goes in chunks; "
                 f"expected {limit} or less, or cache: {{kind: dynamic}}"
             )
+        self._refuse_length_without_positions()
         if cache.dtype == KEPT and cache.scales != "token":
             self._measure_scales(cache)
         if cache.dtype is not None:
@@ -79,6 +80,22 @@ class StaticDecoder(DecoderPart):
             if hasattr(self, _buffer_of(state)):
                 found.setdefault(state.layer, {})[state.name] = getattr(self, _buffer_of(state))
         return found
+
+    @torch.no_grad()
+    def _refuse_length_without_positions(self) -> None:
+        """Refuse a cache with more rows than the model has positions in a table; RoPE computes any position."""
+        positions = getattr(self.held_model.config.get_text_config(decoder=True), "max_position_embeddings", 0)
+        if self.length <= positions or is_weightless(self):
+            return
+        last = torch.tensor([self.length - 1], device=self.device)
+        try:
+            self.forward(torch.zeros_like(last)[None], last, past_key_values=self.empty_states(1, self.length))
+        except Exception as error:  # a model's forward may raise anything
+            raise SourceError(
+                f"model.cache.length: found {self.length}, but {type(self.held_model).__name__} computes no token at "
+                f"position {self.length - 1} ({first_line(error)}); expected the number of its positions or less: "
+                f"{positions or 'its configuration has it'}"
+            ) from error
 
     @torch.no_grad()
     def _measure_scales(self, cache: CacheConfig) -> None:

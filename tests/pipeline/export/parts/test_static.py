@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import transformers
 from onnxruntime import InferenceSession
 
 from benchmarks.generation import make_model
@@ -170,6 +171,15 @@ def test_prompts_that_say_no_scales(tmp_path: Path, arrays: dict[str, np.ndarray
     np.savez(tmp_path / "prompts.npz", allow_pickle=False, **arrays)
     with pytest.raises(SourceError, match=sentence):
         parts_of(make_model("Llama"), dtype="int8", data=(str(tmp_path / "prompts.npz"),))
+
+
+def test_a_cache_with_more_rows_than_a_table_has_positions() -> None:
+    sizes = {"vocab_size": 89, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 40}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
+    assert parts_of(model)[1].length == 40
+    with pytest.raises(SourceError, match=r"found 41, but GPT2LMHeadModel computes no token at position 40 .*: 40$"):
+        parts_of(model, length=41)
+    assert parts_of(make_model("Llama"), length=600)[1].length == 600  # its positions are computed
 
 
 def test_a_part_has_to_be_named() -> None:
