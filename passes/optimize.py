@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -187,16 +187,20 @@ class _Stages:
         inputs = self._inputs_of(run.model, feeds) if is_empty else ModelInputs(run.model, self.context, drawn)
         with nullcontext() if inputs.are_none else limit_runs(self.context, run.model):
             is_last = place + 1 == len(steps)
-            made = restart(step, run.model, inputs, self.policy, self.context, is_last=is_last)
+            encoded = run.encodings.encodings if run.encodings is not None else ()
+            made = restart(step, run.model, inputs, self.policy, self.context, is_last=is_last, encoded=encoded)
         row = replace(made.row, seconds=time.perf_counter() - begun)
         self.observer(step.name, place + done, total, row)
         self.on_change(len(run.rows), row, AnalyzedModel(run.model), AnalyzedModel(made.model))
         encodings = run.encodings
         if encodings is not None and row.changed:
+            from passes.encodings.carry import join_carried
+
             log = _VersionLog()
             log.note_change(0, row, AnalyzedModel(run.model), AnalyzedModel(made.model))
             with self.context.drawing(lambda: ()):
-                encodings = log.carry(run.model, made.model, encodings.encodings, self.context)
+                then = log.carry(run.model, made.model, encodings.encodings, self.context, made.same)
+            encodings = join_carried(encodings, then)
         if is_empty:
             run = replace(run, example=next(iter(made.feeds), {}), coverage=made.coverage)
         run = replace(run, model=made.model, rows=(*run.rows, row), encodings=encodings)
@@ -293,14 +297,19 @@ class _VersionLog:
         self._on_change(index, row, before, after)
 
     def carry(
-        self, source: DetachedModel, final: DetachedModel, encodings: Mapping[str, Encoding], context: PassContext
+        self,
+        source: DetachedModel,
+        final: DetachedModel,
+        encodings: Mapping[str, Encoding],
+        context: PassContext,
+        same: Collection[str] = (),
     ) -> CarriedEncodings:
         from passes.encodings.carry import carry_encodings
         from passes.encodings.versions import ModelVersion
 
         steps = [version for _, version in sorted(self._versions.items())]
         versions = [("", AnalyzedModel(source)), *steps, ("", AnalyzedModel(final))]
-        return carry_encodings([ModelVersion(*version) for version in versions], encodings, context)
+        return carry_encodings([ModelVersion(*version) for version in versions], encodings, context, same)
 
 
 def _read_encodings(encodings: Mapping[str, Encoding] | str | Path, model: DetachedModel) -> dict[str, Encoding]:

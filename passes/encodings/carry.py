@@ -8,10 +8,12 @@ scales. Every other tensor is listed with the reason: as lines for people, as da
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from typing import Any, Final, Literal
 
+import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.context import PassContext
@@ -24,6 +26,7 @@ from passes.graph.traversal import reads_of
 from passes.provenance import annotations_of, form_of
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
+from passes.weights.stand_ins import digest_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,10 @@ class CarriedEncodings:
 
 
 def carry_encodings(
-    versions: Sequence[ModelVersion], encodings: Mapping[str, Encoding], context: PassContext
+    versions: Sequence[ModelVersion],
+    encodings: Mapping[str, Encoding],
+    context: PassContext,
+    same: Collection[str] = (),
 ) -> CarriedEncodings:
     """Carry encodings of the first model over to the last one.
 
@@ -76,9 +82,12 @@ def carry_encodings(
         versions: the models of a run, in order.
         encodings: each for a float tensor of the first model, as `fit_encodings` returns them.
         context: of the run, whose draws and proof worker are used.
+        same: names of values of which the proof of a step has shown that they are the same in the first model and in
+            the last, within the tolerance of the step.
     """
     carrier = _EncodingCarrier(versions, encodings, context)
     carrier.carry_stored()
+    carrier.carry_same(same)
     carrier.carry_computed()
     carrier.carry_parts()
     carrier.add_biases()
@@ -89,6 +98,30 @@ def carry_encodings(
         tuple(carrier.describe_lost()),
         tuple(carrier.describe_uncovered()),
     )
+
+
+def join_carried(first: CarriedEncodings, then: CarriedEncodings) -> CarriedEncodings:
+    """The encodings of two stages of a run, where the source of the second is the final model of the first."""
+    origins = {name: first.sources.get(name, (name,)) for name in first.encodings}
+
+    def back(name: str) -> tuple[str, ...]:
+        return origins.get(name, (name,))
+
+    traced = {name: tuple(chain.from_iterable(map(back, then.sources.get(name, (name,))))) for name in then.encodings}
+    sources = {name: tuple(dict.fromkeys(olds)) for name, olds in traced.items()}
+    carried = set(chain.from_iterable(sources.values()))
+    lost = {entry.tensor: entry for entry in first.lost}
+    for entry in then.lost:
+        lost |= {name: replace(entry, tensor=name) for name in back(entry.tensor) if name not in carried}
+    return CarriedEncodings(
+        then.encodings,
+        {name: olds for name, olds in sources.items() if olds != (name,)},
+        tuple(lost.values()),
+        tuple(replace(entry, reason=LOST) if entry.tensor in lost else entry for entry in then.uncovered),
+    )
+
+
+LOST: Final = "its encoding was lost"
 
 
 class _EncodingCarrier:
@@ -114,10 +147,14 @@ class _EncodingCarrier:
         """Carry the encodings of stored tensors: by content, or by the rule that derived the tensor from others."""
         stored = self.before.initializers
         weights = {name: tensor for name, tensor in stored.items() if name in self.known}
+        has_halves = any(tensor.data_type == TensorProto.FLOAT16 for tensor in self.stored.values())
         by_digest: dict[str, list[str]] = {}
         by_origin: dict[str, list[str]] = {}
         for name, tensor in weights.items():
             by_digest.setdefault(self.source.digest(tensor), []).append(name)
+            if has_halves and tensor.data_type == TensorProto.FLOAT and not self.source.is_unread(tensor):
+                rounded = digest_of(self.source.array(tensor).astype(np.float16))
+                by_digest.setdefault(rounded, []).append(name)
             for origin in annotations_of(tensor).replaced:  # the source may be the result of a run itself
                 by_origin.setdefault(origin, []).append(name)
         for name in self.floats:
@@ -149,6 +186,12 @@ class _EncodingCarrier:
             form = form_of(tensor)
             of = ", ".join(repr(source.name) for source in sources)
             self.refusals[name] = f"{CHANGED}: {form or 'made'} of {of}" if str(why) == CHANGED else str(why)
+
+    def carry_same(self, names: Collection[str]) -> None:
+        """Carry encodings to the values of their names that a proof has compared."""
+        for name in self.floats:
+            if name in names and name in self.known:
+                self._take_known(name, name)
 
     def carry_computed(self) -> None:
         """Carry encodings to tensors that have the same values as a tensor of the source."""
@@ -251,6 +294,8 @@ class _EncodingCarrier:
             elif name in self.traced.gone:
                 by = self.versions[self.traced.gone[name]].author
                 yield LostEncoding(name, "gone", by, self.traced.fates.get(name, "nothing computes it any more"))
+            elif name in self.made and name not in self.floats:
+                yield LostEncoding(name, "gone", self._author(name), "its type now is one that has no encodings")
             elif not self.context.draws():
                 yield LostEncoding(name, "unproven", "", "nothing is run, so its values may differ")
             elif name in equals:

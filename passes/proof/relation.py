@@ -9,14 +9,16 @@ several draws joined.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import onnx
 
 from passes.context import PassContext
 from passes.errors import ModelError, StepCrashed, StepFailed, StepTimedOut
+from passes.graph.inference import types_of
 from passes.proof.draw_choice import choose_draws, choose_in_worker
 from passes.proof.draws import Draw, DrawPlan
 from passes.proof.noise import FixedNoise
@@ -141,6 +143,51 @@ def prove_relation(
     if proof.fault:
         raise ModelError(proof.fault)
     return proof
+
+
+def same_inside(
+    before: DetachedModel,
+    after: DetachedModel,
+    relation: Relation,
+    names: Iterable[str],
+    inputs: ModelInputs,
+    context: PassContext,
+) -> frozenset[str]:
+    """Which of `names`, values of both models, stand for the same value inside, by the tolerance of the relation.
+
+    Args:
+        before: the model before.
+        after: the result, which is proven.
+        relation: between the two.
+        names: only those that nodes of both models make are asked for.
+        inputs: of the model before.
+        context: the workers.
+    """
+    types, result = types_of(before.proto), relation.runs_as or after
+    made = before.index.producers.keys() & result.index.producers.keys() & types.keys()
+    asked = [name for name in names if name in made]
+    same = set[str]()
+    for start in range(0, len(asked), AT_ONCE):
+        proto, shown = result.copy_proto(), dict[str, str]()
+        for name in asked[start : start + AT_ONCE]:
+            kind, copy = types[name].type.tensor_type.elem_type, f"{name}{AS_BEFORE}"
+            proto.graph.node.append(onnx.helper.make_node("Cast", [name], [copy], to=kind))
+            proto.graph.output.append(onnx.helper.make_tensor_value_info(copy, kind, None))
+            shown[copy] = name
+        inner = replace(relation, outputs=shown, runs_as=result.with_proto(proto))
+        try:
+            errors = prove_relation(before, after, inner, inputs, context).errors
+        except (StepFailed, ModelError):  # a value that cannot be an output, or holds a NaN, is not proven
+            continue
+        same.update(name for copy, name in shown.items() if copy in errors and errors[copy].ok)
+    return frozenset(same)
+
+
+AT_ONCE: Final = 64
+"""Values that are compared in one run; all are in memory at once."""
+
+AS_BEFORE: Final = "/as before"
+"""Ends the name of a copy of a value, in the type that the model before computes it in."""
 
 
 def measure_relation(

@@ -3,7 +3,7 @@ the relation of its result to the model before. The steps after it are compared 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from passes.policy.policy import Policy
 from passes.proof.coverage import Coverage, coverage_of
 from passes.proof.gauges import Gauges, Readings
 from passes.proof.numbers import Errors
-from passes.proof.relation import ModelInputs, RelationProof, prove_relation
+from passes.proof.relation import ModelInputs, RelationProof, prove_relation, same_inside
 from passes.provenance import Carrier
 from passes.run.apply_step import apply_step, keep_ir_version
 from passes.run.result import PassRow, PassRun, Status, op_changes
@@ -26,12 +26,16 @@ from passes.weights.detached import DetachedModel
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """The model from which the run goes on, the inputs to compare on, the row of the step, and what its proof drew."""
+    """The model from which the run goes on, the inputs to compare on, the row of the step, and what its proof drew.
+
+    `same`: the values with an encoding that both models have under one name, and that the proof has compared.
+    """
 
     model: DetachedModel
     row: PassRow
     feeds: Sequence[Mapping[str, np.ndarray]]
     coverage: Coverage = field(default_factory=Coverage)
+    same: frozenset[str] = frozenset()
 
 
 def restart(
@@ -42,6 +46,7 @@ def restart(
     context: PassContext,
     *,
     is_last: bool,
+    encoded: Iterable[str] = (),
 ) -> Restart:
     """Run `step` on `model` and prove its relation on `inputs`.
 
@@ -52,6 +57,7 @@ def restart(
         policy: whether the step is skipped.
         context: the workers.
         is_last: no step comes after it, which would be compared on the same inputs.
+        encoded: the values that have an encoding.
 
     Returns:
         The model that the step made; `model` itself where the step is skipped or rejected.
@@ -98,7 +104,10 @@ def restart(
     labels = [draw.label for draw in proof.drawn]
     traits = {known.name: known.traits for known in inputs.plan.inputs} if inputs.plan else {}
     coverage = coverage_of(proof.drawn, labels, traits, proof.skipped, Gauges(), Readings(), (), ())
-    return Restart(result.model, row, proof.feeds, coverage)
+    same = frozenset[str]()
+    if result.relation is not None and result.relation.changes_values and not inputs.are_none:
+        same = same_inside(model, result.model, result.relation, encoded, inputs, context)
+    return Restart(result.model, row, proof.feeds, coverage, same)
 
 
 def _computes_the_same(before: CanonicalModel, after: CanonicalModel, relation: Relation) -> bool:
@@ -117,13 +126,18 @@ def join_runs(first: PassRun, then: PassRun) -> PassRun:
         then = replace(then, power=first.power, coverage=first.coverage, example=first.example)
     lost = tuple(verdict for verdict in first.structures if not verdict.kept)
     remarks = tuple(dict.fromkeys((*first.remarks, *then.remarks)))
+    encodings = then.encodings
+    if first.encodings is not None and encodings is not None:
+        from passes.encodings.carry import join_carried  # few runs have encodings
+
+        encodings = join_carried(first.encodings, encodings)
     return replace(
         then,
         rows=(*first.rows, *then.rows),
         structures=(*lost, *then.structures),
         nodes_before=first.nodes_before,
         remarks=remarks,
-        encodings=then.encodings,
+        encodings=encodings,
     )
 
 

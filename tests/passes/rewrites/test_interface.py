@@ -17,7 +17,7 @@ from passes.errors import ModelError, PolicyError, StepFailed
 from passes.optimize import plan_draws
 from passes.policy.policy import Policy
 from passes.proof.prover import StructureProver
-from passes.proof.relation import ModelInputs, measure_relation
+from passes.proof.relation import ModelInputs, measure_relation, same_inside
 from passes.rewrites.interface import Extract
 from passes.run.restart import restart
 from passes.run.result import PassRun, Status
@@ -302,3 +302,47 @@ def test_steps_after_a_part_was_cut_out_are_compared_on_all_draws(step: dict, co
         for recipe in (["fold_constants"], [step], [step, "fold_constants"])
     )
     assert alone < before == plain
+
+
+def by_tensor(**scales: float) -> dict[str, Encoding]:
+    form = Precision(8, signed=True, symmetric=True)
+    return {name: Encoding(form, np.array(scale, np.float32), np.array(0)) for name, scale in scales.items()}
+
+
+@pytest.mark.parametrize(
+    ("step", "options", "weight"),
+    [("to-fp16", {}, "w_float16"), ("change-batch", {"size": 6}, "w")],
+)
+def test_encodings_stay_at_values_that_the_proof_compares(
+    step: str, options: dict[str, object], weight: str, context: PassContext
+) -> None:
+    """A Reshape that finds the batch, or another type, leaves no value inside computed as it was."""
+    text = """
+    g (float[2, 8] x) => (float[2, 8] y) <float[8, 8] w> {
+      split = Reshape (x, sizes)
+      a = Relu (split)
+      flat = Reshape (a, back)
+      y = MatMul (flat, w)
+    }"""
+    model = model_of(text, w=matrix(8, 8, 1), sizes=np.array([2, 2, 4]), back=np.array([2, 8]))
+    run = passes.optimize(model, [{step: options}], encodings=by_tensor(a=0.1, w=0.2, y=0.3), context=context)
+    assert run.encodings is not None
+    assert {"a", "y", weight} <= {*run.encodings.encodings}
+    assert run.encodings.encodings[weight].scale == np.float32(0.2)
+    assert run.encodings.lost == ()
+
+
+def test_encodings_that_an_earlier_stage_lost_are_said(context: PassContext) -> None:
+    given = by_tensor(b=0.1, y=0.2)
+    steps = [{"extract": {"outputs": ["b"]}}, {"rename": {"values": {"b": "z"}}}]
+    found = passes.optimize(chain(), steps, encodings=given, context=context).encodings
+    assert found is not None
+    assert (dict(found.sources), [entry.tensor for entry in found.lost]) == ({"z": ("b",)}, ["y"])
+
+
+def test_values_that_differ_inside_are_not_the_same(context: PassContext) -> None:
+    before = open_model(model_of("g (float[2] x) => (float[2] y) { a = Relu (x) b = Sin (x) y = Abs (x) }"))
+    after = open_model(model_of("g (float[2] x) => (float[2] y) { a = Neg (x) b = Sin (x) y = Abs (x) }"))
+    relation = Relation.between_namesakes(["x"], ["y"])
+    inputs = ModelInputs(before, context, [{"x": np.array([1, 2], np.float32)}])
+    assert same_inside(before, after, relation, ["a", "b", "x", "no"], inputs, context) == {"b"}
