@@ -174,7 +174,7 @@ def test_prompts_that_say_no_scales(tmp_path: Path, arrays: dict[str, np.ndarray
 
 
 def test_a_cache_with_more_rows_than_a_table_has_positions() -> None:
-    sizes = {"vocab_size": 89, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 40}
+    sizes: dict[str, Any] = {"vocab_size": 89, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 40}
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
     assert parts_of(model)[1].length == 40
     with pytest.raises(SourceError, match=r"found 41, but GPT2LMHeadModel computes no token at position 40 .*: 40$"):
