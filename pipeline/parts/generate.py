@@ -33,8 +33,8 @@ SETTINGS: Final = "genai_config.json"
 CONFIG: Final = "config.json"
 GENERATION: Final = "generation_config.json"
 
-POSITIONS: Final = ("max_position_embeddings", "max_target_positions", "n_positions", "context_length")
-"""Names of the number of positions in configurations: most of transformers, Whisper, GPT-2, onnxruntime-genai."""
+POSITIONS: Final = ("max_target_positions", "max_position_embeddings", "n_positions", "context_length")
+"""Names of the number of positions in configurations: Whisper, most of transformers, GPT-2, onnxruntime-genai."""
 
 Reader = TextReader | Seq2SeqReader | image_text.ImageTextReader
 

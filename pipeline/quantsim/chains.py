@@ -6,7 +6,6 @@ gives one after the other to all parts, by a step for each of them: in float, re
 
 from __future__ import annotations
 
-import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from pipeline.export.load import read_onnx_file
 from pipeline.export.source import InputSpec
 from pipeline.parts import PartsResult
 from pipeline.parts.folder import MODEL_ALONE
-from pipeline.parts.generate import CONFIG, Reader, read_settings
+from pipeline.parts.generate import Reader, read_settings
 from pipeline.parts.image_text import PIXELS, ImageTextReader, ImageTokens
 from pipeline.parts.seq2seq import Seq2SeqReader
 from pipeline.parts.sessions import CarriedStates, TextParts, TextReader
@@ -185,7 +184,7 @@ class TextChain(PartsChain):
         return partial(self._read, TextReader(self.text, CarriedStates(self.text, lambda path: steps[path.stem])))
 
     def _read(self, reader: TextReader, prompt: Sequence[int], most: int, text: Sequence[int]) -> ChainResult:
-        room = self.text.length or len(prompt) + most
+        room = self.text.length or read_settings(self.models).get("positions") or len(prompt) + most
         prompt = prompt[:room]
         return read_greedily(reader, prompt, min(most, room - len(prompt) + 1), text)
 
@@ -222,9 +221,9 @@ class Seq2SeqChain(PartsChain):
 
     def _read(self, reader: Seq2SeqReader, start: int, source: Feeds, most: int, text: Sequence[int]) -> ChainResult:
         reader.encode(source)
-        config = json.loads((self.models / CONFIG).read_text(encoding="utf-8"))
-        limit = config.get("max_target_positions") or config.get("max_position_embeddings") or most
-        return read_greedily(reader, [start, *source.get(WRITTEN, ())], min(most, limit), text)
+        first = [start, *source.get(WRITTEN, ())]
+        room = read_settings(self.models).get("positions") or len(first) + most
+        return read_greedily(reader, first[:room], max(1, min(most, room - len(first) + 1)), text)
 
 
 class ImageTextChain(PartsChain):
@@ -263,7 +262,9 @@ class ImageTextChain(PartsChain):
 
     def _read(self, reader: ImageTextReader, subject: Feeds, most: int, text: Sequence[int]) -> ChainResult:
         reader.encode({PIXELS: subject[PIXELS]})
-        return read_greedily(reader, subject[TOKENS][0].tolist(), most, text)
+        prompt = subject[TOKENS][0].tolist()
+        room = read_settings(self.models).get("positions") or len(prompt) + most
+        return read_greedily(reader, prompt, max(1, min(most, room - len(prompt) + 1)), text)
 
 
 class FeatureChain(PartsChain):

@@ -13,7 +13,7 @@ import pytest
 from pipeline.errors import UsageError
 from pipeline.quantsim.chain_noise import ChainJudge
 from pipeline.quantsim.chain_record import record
-from pipeline.quantsim.chains import FeatureChain, ImageTextChain
+from pipeline.quantsim.chains import FeatureChain, ImageTextChain, TextChain
 from tests.pipeline.quantsim.test_parts import samples_of, settings, steps_of
 
 VISION = """<ir_version: 10, opset_import: ["": 20]>
@@ -104,6 +104,29 @@ def test_data_that_is_no_image_with_a_prompt_is_one_sentence(
 FEATURES_OF_TOKENS = """<ir_version: 10, opset_import: ["": 20]>
 g (int64[batch, tokens] input_ids) => (float[batch, tokens, 2] last_hidden_state)
 <float[3, 2] table = {1, 2, 3, 4, 5, 6}> { last_hidden_state = Gather (table, input_ids) }"""
+
+
+DECODER = """<ir_version: 10, opset_import: ["": 20]>
+g (int64[1, tokens] input_ids, int64[1, tokens] position_ids) => (float[1, tokens, 5] logits)
+<float[5, 5] table = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24}> {
+    logits = Gather (table, position_ids)
+}"""
+
+
+@pytest.mark.parametrize(("length", "count"), [(3, 3), (5, 1), (8, 1)])
+def test_a_text_ends_with_the_last_position(tmp_path: Path, length: int, count: int) -> None:
+    """A block of a calibration set is often as long as the table of positions, or longer."""
+    onnx.save(onnx.parser.parse_model(DECODER), tmp_path / "decoder.onnx")
+    (tmp_path / "config.json").write_text('{"vocab_size": 5, "n_positions": 5}')
+    chain = TextChain(tmp_path, ("decoder",), settings().calibration)
+    assert len(chain.open(steps_of(chain))([1] * length, 32, ()).tokens) == count
+
+
+def test_a_text_after_an_image_ends_with_the_last_position(tmp_path: Path) -> None:
+    chain = image_chain(tmp_path)
+    (tmp_path / "config.json").write_text('{"vocab_size": 7, "image_token_id": 5, "max_position_embeddings": 7}')
+    subject = {"pixel_values": IMAGE, "input_ids": np.array([[1, 5, 5, 5, 5, 2]])}
+    assert len(chain.open(steps_of(chain))(subject, 32, ()).tokens) == 2
 
 
 def test_a_chain_of_features_is_its_part(tmp_path: Path) -> None:
