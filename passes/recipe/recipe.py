@@ -316,7 +316,7 @@ OWN_STEPS: Final = StepTypes(
         "from-matmul-nbits": "rewrites.matmul_nbits.FromMatMulNBits",
         "take-weights": "rewrites.take_weights.TakeWeights",
         "merge": "rewrites.merge.Merge",
-        "lora-inputs": "rewrites.interface.LoraInputs",
+        "lora-inputs": "rewrites.lora_inputs.LoraInputs",
     }
 )
 """Name in a recipe → the class of the step, in the order of the catalogue."""

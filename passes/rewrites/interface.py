@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import ClassVar, Final
+from typing import ClassVar
 
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, ValueInfoProto, numpy_helper
 
 from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed
@@ -28,8 +28,7 @@ from passes.graph.inference import declare_rank, dims_of, infer_types
 from passes.graph.sizes import infer_at_sizes
 from passes.graph.traversal import read_names, reads_of
 from passes.step import Description, PassResult, Relation, Step, structure
-from passes.structures import STRUCTURES
-from passes.suggest import ELLIPSIS, join_first, nearest, plural
+from passes.suggest import nearest, plural
 from passes.weights.detached import DetachedModel
 
 
@@ -342,42 +341,3 @@ def _check_names(step: str, **lists: object) -> None:
             raise PolicyError(f"{step}: {option} is {names!r}; expected a list of names")
     if not any(lists.values()):
         raise PolicyError(f"{step}: found no names; expected {' or '.join(lists)}: a list of names")
-
-
-@dataclass(frozen=True, slots=True)
-class LoraInputs(Step):
-    """Declare the two matrices of each adapter as inputs, under their names; what they hold is the default.
-
-    A caller that feeds none of them has the outputs of before.
-    """
-
-    name: str = field(default="lora-inputs", init=False)
-    makes_reference: ClassVar[bool] = True
-    keeps_outputs: ClassVar[bool] = True
-    description: ClassVar[Description] = structure("Make the matrices of adapters inputs, whose defaults they stay")
-
-    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        instances = STRUCTURES["lora"].find(model).instances
-        names = dict.fromkeys(weight.name for instance in instances for weight in instance.weights)
-        index = model.index
-        new = [index.initializers[name] for name in names if name in index.initializers and name not in index.inputs]
-        if not new:
-            why = "no product with matrices of low rank is added to another"
-            return PassResult(model, changed=False, why="the adapters are inputs already" if names else why)
-        proto = model.copy_proto()
-        proto.graph.input.extend(
-            helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims) for tensor in new
-        )
-        shown = join_first(list(map(_describe, new)), SHOWN, ELLIPSIS)
-        counts = f"{plural(len(new), 'input')} of {plural(len(instances), 'adapter')}"
-        relation = Relation.between_namesakes(index.required_inputs, index.outputs)
-        why = f"{counts}, with their values as defaults: {shown}"
-        return PassResult(model.with_proto(proto), why=why, relation=relation)
-
-
-SHOWN: Final = 4
-
-
-def _describe(tensor: TensorProto) -> str:
-    dtype = TensorProto.DataType.Name(tensor.data_type).lower()
-    return f"{tensor.name} {dtype}{list(tensor.dims)}"

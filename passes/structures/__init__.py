@@ -5,7 +5,7 @@ kinds.py        the table of kinds: read this first; types.py, the data that fin
 view.py         an index over a graph, for finders
 candidates.py   builds instances from the candidates of a finder
 samples.py      a few elements of a value, by which finders know a norm or a curve in any spelling
-attention.py, norms.py, activations.py, rotary.py, short_patterns.py   finders by pattern
+attention.py, norms.py, activations.py, rotary.py, adapters.py, short_patterns.py   finders by pattern
 selectors.py    finders by name
 qkv.py          the finder of separate Q, K and V, on projection.py, matrices.py, axes.py
 *_check.py      the checkers

@@ -12,6 +12,7 @@ from typing import Final
 
 from passes.graph.op_facts import MATRIX_PRODUCTS, op_of
 from passes.structures.activations import find_geglus, find_gelus, find_swiglus
+from passes.structures.adapters import find_loras
 from passes.structures.attention import find_attentions
 from passes.structures.candidates import PROJECTION_OPS, Candidate, find_by_shape
 from passes.structures.core_check import find_lost_boundaries, find_lost_cores, with_copies, with_sources
@@ -22,7 +23,6 @@ from passes.structures.rotary import find_rotary_embeddings
 from passes.structures.selectors import find_modules, find_nodes, name_of
 from passes.structures.short_patterns import (
     find_embeddings,
-    find_loras,
     find_pairs,
     find_residuals,
 )

@@ -294,6 +294,11 @@ def _fixed_groups(placement: Placement) -> dict[str, Range]:
     return {group: known for group, ranges in limits.items() if len(ranges) == 1 and (known := ranges.pop())}
 
 
+def find_zeros(given: Mapping[str, Encoding]) -> Iterator[str]:
+    """The tensors of a file whose scales are those of zeros: 1 everywhere."""
+    return (name for name, encoding in given.items() if (encoding.scale == 1).all())
+
+
 def adopt_encodings(
     placement: Placement, given: Mapping[str, Encoding], model: DetachedModel
 ) -> tuple[Placement, dict[str, Encoding]]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from passes.encodings.encoding import BIAS
 from passes.structures import STRUCTURES
-from passes.structures.short_patterns import find_adapted
+from passes.structures.adapters import find_adapted
 from passes.structures.view import GraphView
 from passes.suggest import nearest, plural
 from passes.weights.detached import DetachedModel

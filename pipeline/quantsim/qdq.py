@@ -152,8 +152,8 @@ def _check_input(name: str, encoding: Encoding) -> None:
     precision = encoding.precision
     if encoding.axis is not None and (precision.scale_type or not precision.fills_its_type):
         raise UsageError(
-            f"quantsim: the input {name!r} has a default and is to be {precision}; expected 4 or 8 bits with scales in "
-            "float for a weight that callers may feed"
+            f"quantsim: the input {name!r} has a default and is to be {precision}; expected 4, 8 or 16 bits with "
+            "scales in float for a weight that callers may feed"
         )
 
 

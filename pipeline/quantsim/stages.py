@@ -13,7 +13,7 @@ from pathlib import Path
 from passes.encodings.aimet import read_aimet
 from passes.encodings.encoding import fit_encodings
 from passes.errors import StepFailed
-from passes.structures.short_patterns import find_adapter_values
+from passes.structures.adapters import find_adapter_values
 from passes.structures.view import GraphView
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
@@ -28,6 +28,7 @@ from pipeline.quantsim.encodings import (
     adopt_encodings,
     encode,
     find_limited_biases,
+    find_zeros,
 )
 from pipeline.quantsim.encodings_file import encode_chosen_infinities, encodings_text
 from pipeline.quantsim.files import check_weights, write_layouts, write_simulation
@@ -100,7 +101,7 @@ class Simulation:
         self._measured: MeasuredRanges | None = None
         self._of_adapters = frozenset[str]()
         if self._given is not None:  # of the base, which every adapter shares
-            own = find_adapter_values(GraphView(self._model)) - self._given.keys()
+            own = find_adapter_values(GraphView(self._model), self._given.keys(), {*find_zeros(self._given)})
             self._of_adapters = own & self.placement.formats().keys()
         if self.needs_ranges:
             check_opset(self._model.proto, self.placement.formats())  # now, and not after hours of calibration
@@ -296,9 +297,9 @@ class Simulation:
     ) -> tuple[Placement, dict[str, Encoding]]:
         """Join the encodings `given` by a file with `own` ones of other tensors; returns the placement of all, too."""
         with self._stage("adopt") as details:
-            placement, encodings = adopt_encodings(placement, {**own, **given}, self._model)
+            placement, encodings = adopt_encodings(placement, {**given, **own}, self._model)
             name = Path(str(self._settings.encodings_from)).name
-            details.append(f"{len(encodings) - len(own)} encodings of {name}")
+            details.append(f"{len(encodings.keys() - own.keys())} encodings of {name}")
             if own:
                 details.append(f"{len(own)} of adapters calibrated")
         return placement, encodings

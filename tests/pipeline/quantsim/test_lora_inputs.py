@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx import numpy_helper
 
 from passes.optimize import optimize
 from passes.weights.detached import DetachedModel, attach
@@ -52,7 +53,7 @@ def run(model: onnx.ModelProto, **adapters: np.ndarray) -> np.ndarray:
     return found[0]
 
 
-@pytest.mark.parametrize("weights", ["int8/channel", "int4/block16", "uint4/channel"])
+@pytest.mark.parametrize("weights", ["int8/channel", "int4/block16", "uint4/channel", "int16/channel"])
 def test_inputs_are_quantized_as_stored_adapters_are(weights: str) -> None:
     model = quantized(with_inputs(), weights)
     np.testing.assert_array_equal(run(model), run(quantized(model_of(GRAPH, 21, **WEIGHTS), weights)))
@@ -72,7 +73,9 @@ def test_adapters_have_the_format_of_what_they_adapt() -> None:
 
 
 def test_a_format_that_no_node_makes_of_floats_is_refused() -> None:
-    with pytest.raises(UsageError, match="the input 'a' has a default and is to be int3/channel; expected 4 or 8 bits"):
+    with pytest.raises(
+        UsageError, match="the input 'a' has a default and is to be int3/channel; expected 4, 8 or 16 bits"
+    ):
         quantized(with_inputs(), "int3/channel")
 
 
@@ -99,25 +102,62 @@ def test_adapters_of_a_torch_module_become_inputs(tmp_path: Path) -> None:
     np.testing.assert_allclose(run(model, b=np.zeros_like(WEIGHTS["b"])), expected, atol=1e-5)
 
 
+def simulate(folder: Path, name: str, text: str, weights: dict[str, np.ndarray], **more: str) -> dict[str, Any]:
+    """The encodings of a simulation, by tensor."""
+    onnx.save(attach(model_of(text, 21, **weights)), folder / f"{name}.onnx")
+    np.savez(folder / "x.npz", x=X)
+    settings = {"profile": "qnn-htp", "calibration": {"data": [str(folder / "x.npz")]}, **more}
+    config = {"model": {"onnx": str(folder / f"{name}.onnx")}, "passes": {"recipe": []}, "quantsim": settings}
+    QuantSim(RunConfig.model_validate(config), folder / name).run()
+    found = json.loads((folder / name / "model.encodings").read_text())
+    return {entry["name"]: entry for entry in (*found["param_encodings"], *found["activation_encodings"])}
+
+
 def test_an_adapter_has_the_encodings_of_its_base(tmp_path: Path) -> None:
     """Those of a file for what the base has, and calibrated ones for what only the adapter has."""
     base = "g (float[2, 4, 32] x) => (float[2, 4, 24] y) { y = MatMul (x, w) }"
-    for name, text in (("base", base), ("adapted", GRAPH)):
-        weights = {known: array for known, array in WEIGHTS.items() if name == "adapted" or known == "w"}
-        onnx.save(attach(model_of(text, 21, **weights)), tmp_path / f"{name}.onnx")
-    np.savez(tmp_path / "x.npz", x=X)
-
-    def simulate(name: str, **more: str) -> dict[str, Any]:
-        settings = {"profile": "qnn-htp", "calibration": {"data": [str(tmp_path / "x.npz")]}, **more}
-        config = {"model": {"onnx": str(tmp_path / f"{name}.onnx")}, "passes": {"recipe": []}, "quantsim": settings}
-        QuantSim(RunConfig.model_validate(config), tmp_path / name).run()
-        found = json.loads((tmp_path / name / "model.encodings").read_text())
-        return {entry["name"]: entry for entry in (*found["param_encodings"], *found["activation_encodings"])}
-
-    of_base = simulate("base")
-    alone = simulate("adapted")
-    shared = simulate("adapted", encodings_from=str(tmp_path / "base" / "model.encodings"))
+    of_base = simulate(tmp_path, "base", base, {"w": WEIGHTS["w"]})
+    alone = simulate(tmp_path, "adapted", GRAPH, WEIGHTS)
+    encodings = str(tmp_path / "base" / "model.encodings")
+    shared = simulate(tmp_path, "adapted", GRAPH, WEIGHTS, encodings_from=encodings)
     assert shared.keys() == {"x", "w", "a", "h", "b", "d", "base", "y"}
     assert {name: shared[name] for name in of_base} == of_base
     assert {name: shared[name] for name in "abhd"} == {name: alone[name] for name in "abhd"}
     assert shared["y"] != alone["y"]
+
+
+def test_the_base_may_be_the_same_network_with_zeros(tmp_path: Path) -> None:
+    """Its values then have the same names, which torch's exporter numbers. The scales of zeros are no adapter's."""
+    text = GRAPH.replace("MatMul (x, a)", "MatMul (x, ta)").replace("h =", "ta = Transpose <perm = [1, 0]> (a) h =")
+    weights = {**WEIGHTS, "a": np.ascontiguousarray(WEIGHTS["a"].T)}
+    fresh = {**weights, "a": weights["a"] / 4, "b": np.zeros_like(weights["b"])}
+    zeros = simulate(tmp_path, "zeros", text, fresh)
+    alone = simulate(tmp_path, "adapted", text, weights)
+    shared = simulate(tmp_path, "adapted", text, weights, encodings_from=str(tmp_path / "zeros" / "model.encodings"))
+    assert {name: shared[name] for name in "xwy"} == {name: zeros[name] for name in "xwy"}
+    assert {name: shared[name] for name in "ahbd"} == {name: alone[name] for name in "ahbd"}
+
+
+def test_a_matrix_of_zeros_that_adapters_share_is_an_input_of_each() -> None:
+    """Passes store equal matrices once, and a caller feeds each adapter its own."""
+    text = """g (float[2, 4, 32] x) => (float[2, 4, 24] y, float[2, 4, 24] z) {
+        base = MatMul (x, w) up = Transpose <perm = [1, 0]> (b)
+        h = MatMul (x, a) d = MatMul (h, up) y = Add (base, d)
+        i = MatMul (x, c) e = MatMul (i, up) z = Add (base, e)
+    }"""
+    proto = attach(model_of(text, 21, **WEIGHTS, c=WEIGHTS["a"][::-1].copy()))
+    proto.graph.initializer[2].CopyFrom(numpy_helper.from_array(np.zeros((24, 4), np.float32), "q.up.weight"))
+    for node in proto.graph.node:
+        node.input[:] = ["q.up.weight" if name == "b" else name for name in node.input]
+        module = {"d": "q.up", "e": "v.up"}.get(node.output[0])
+        if module:
+            node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(["", module, "matmul"]))
+    model = attach(optimize(proto, ["lora-inputs"]).model)
+    assert [info.name for info in model.graph.input] == ["x", "a", "q.up.weight", "c", "v.up.weight"]
+    fed = np.ascontiguousarray(WEIGHTS["b"].T)
+    options = onnxruntime.SessionOptions()
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    y, z = map(np.asarray, session.run(None, {"x": X, "v.up.weight": fed}))
+    base = X @ WEIGHTS["w"]
+    np.testing.assert_allclose(y, base, atol=1e-4)
+    np.testing.assert_allclose(z, base + X @ WEIGHTS["a"][::-1] @ WEIGHTS["b"], atol=1e-4)  # sums of float32
