@@ -65,11 +65,29 @@ class Pipeline:
                 ended well stays, unless its model has been replaced.
             CheckFailed: the export, a pass under `strict`, or the final model is not right (exit code 1).
         """
-        workspace = Workspace(self.folder)
-        if not self._is_checked:
-            check_settings(self.config, workspace)
+        workspace = self._checked_workspace()
         with declare_ops(self.config.custom_ops):
             if self.config.model.part_names:
                 return PartsRun(self.config, workspace, self._observer).run()
             run = ModelRun(self.config, workspace, self._observer, self._source, writes_page=self._writes_page)
             return run.run()
+
+    def run_part(self, name: str) -> RunResult:
+        """Run one part of a configuration in parts to where `run` takes it from; several may run at the same time.
+
+        Raises:
+            UsageError: there is no such part, or see `run`; a run of all parts is at work in the folder.
+            CheckFailed: see `run`.
+        """
+        if name not in self.config.model.part_names:
+            known = ", ".join(self.config.model.part_names) or "none, for this is the run of one model"
+            raise UsageError(f"Pipeline.run_part: found the part {name!r}, expected one of the parts: {known}")
+        workspace = self._checked_workspace()
+        with declare_ops(self.config.custom_ops):
+            return PartsRun(self.config, workspace, self._observer).run_alone(name)
+
+    def _checked_workspace(self) -> Workspace:
+        workspace = Workspace(self.folder)
+        if not self._is_checked:
+            check_settings(self.config, workspace)
+        return workspace

@@ -58,18 +58,28 @@ class Workspace:
         Raises:
             UsageError: another run holds the folder, or it cannot be written.
         """
+        with self.hold():
+            self._clear()
+            yield
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def hold(self, *, shared: bool = False) -> Iterator[None]:
+        """Make the folder, and hold its lock; with `shared` together with others that share it.
+
+        Raises:
+            UsageError: another run holds the folder, or it cannot be written.
+        """
         with disk_errors(self.folder):
             make_folder(self.stages)
             with (self.stages / "lock").open("w") as file:
                 try:
-                    lock(file.fileno(), wait=False)
+                    lock(file.fileno(), wait=False, shared=shared)
                 except BlockingIOError as error:
                     raise UsageError(
                         f"another run is writing to {self.folder}; wait for it, or choose another folder (--out)"
                     ) from error
-                self._clear()
                 yield
-                shutil.rmtree(self.scratch, ignore_errors=True)
 
     def write_text(self, name: str, text: str) -> Path:
         path = self.folder / name

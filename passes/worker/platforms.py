@@ -47,10 +47,13 @@ def missing_here() -> str:
     return f"onnxline is not tested on {platform.system()}: workers run there without limits of memory{locks}"
 
 
-def lock(handle: int | None, *, wait: bool = True) -> None:
-    """Lock an open file or folder until it is closed; with other holders, wait, or raise BlockingIOError."""
+def lock(handle: int | None, *, wait: bool = True, shared: bool = False) -> None:
+    """Lock an open file or folder until it is closed; with other holders, wait, or raise BlockingIOError.
+
+    Those that hold it `shared` hold it together.
+    """
     if fcntl is not None and handle is not None:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
 
 
 @contextlib.contextmanager

@@ -1,4 +1,5 @@
-"""A job, its outcome, and the interface of executors; and an executor that runs jobs in processes of this machine.
+"""A job, its outcome, the order of jobs, and the interface of executors; and an executor that runs jobs in processes of
+this machine.
 
 A process that dies costs one attempt of one job, and is replaced.
 """
@@ -21,7 +22,7 @@ from typing import Any, Final, Protocol, cast
 from passes.errors import StepCrashed, StepFailed
 from passes.worker.client import Worker
 from passes.worker.platforms import available_cores
-from pipeline.argument_checks import COUNT, FUNCTION, TEXT, a_mapping, expects
+from pipeline.argument_checks import COUNT, FUNCTION, NAMES, TEXT, a_mapping, expects
 from pipeline.errors import InternalError, refusal_of
 
 
@@ -31,7 +32,8 @@ class Job:
 
     The function stands in a module that can be imported there. The arguments and the result are plain data that JSON
     can hold. `key` names the job in tables and is unique among those that run together. A job may run more than once,
-    if its process dies.
+    if its process dies. It begins when the jobs with the keys `after` have ended, whichever way; if one of them was
+    lost, so is this one.
 
     Raises:
         UsageError: an argument is of another type.
@@ -40,9 +42,10 @@ class Job:
     key: str
     function: Callable[..., Any]
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    after: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        check_job(self.key, self.function, self.arguments)
+        check_job(self.key, self.function, self.arguments, self.after)
 
     @property
     def address(self) -> str:
@@ -50,8 +53,10 @@ class Job:
         return f"{self.function.__module__}:{self.function.__qualname__}"
 
 
-@expects("Job: ", key=TEXT, function=FUNCTION, arguments=a_mapping("a mapping of argument names to plain data"))
-def check_job(key: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+@expects(
+    "Job: ", key=TEXT, function=FUNCTION, arguments=a_mapping("a mapping of argument names to plain data"), after=NAMES
+)
+def check_job(key: str, function: Callable[..., Any], arguments: Mapping[str, Any], after: Sequence[str]) -> None:
     """Refuse the arguments of a Job that are of another type."""
 
 
@@ -97,6 +102,38 @@ class JobExecutor(Protocol):
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
         """Yield the outcome of each job, as they end. Closing the iterator stops the running jobs."""
         ...
+
+
+class JobQueue:
+    """Jobs that wait, each until those that it comes after have ended.
+
+    Args:
+        jobs: those that a job comes after stand before it; jobs that are not among these have ended already.
+    """
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._waiting = list(jobs)
+        self._running = {job.key for job in jobs}
+
+    def take(self) -> Job | None:
+        """Take out the first job that may begin; None where none may, or none is left."""
+        ready = next((job for job in self._waiting if self._running.isdisjoint(job.after)), None)
+        if ready is not None:
+            self._waiting.remove(ready)
+        return ready
+
+    def end(self, outcome: Outcome) -> Iterator[Outcome]:
+        """Note that a job has ended; yield its outcome and, if it was lost, those of the jobs after it."""
+        self._running.discard(outcome.key)
+        yield outcome
+        if outcome.status is not JobStatus.LOST:
+            return
+        while (job := next((job for job in self._waiting if outcome.key in job.after), None)) is not None:
+            self._waiting.remove(job)
+            why = f"it was not begun, since {outcome.key} was lost: {outcome.why}"
+            yield from self.end(
+                Outcome(job.key, JobStatus.LOST, why=why, exit_code=InternalError.exit_code, attempts=0)
+            )
 
 
 def perform(job: Job, attempts: int = 1) -> Outcome:
@@ -166,24 +203,26 @@ class LocalProcesses:
         self._shares = [cores[index :: self.count] or [cores[index % len(cores)]] for index in range(self.count)]
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
-        waiting = deque(_LocalAttempt(job, number=1) for job in jobs)
+        queue = JobQueue(jobs)
+        again = deque[_LocalAttempt]()
         with ExitStack() as stack:
             idle = [stack.enter_context(Worker(cores=share)) for share in self._shares[: len(jobs)]]
             busy: dict[int, tuple[Worker, _LocalAttempt]] = {}
-            while waiting or busy:
-                while waiting and idle:
-                    worker, attempt = idle.pop(), waiting.popleft()
+            while True:
+                while idle and (attempt := _next_attempt(queue, again)) is not None:
+                    worker = idle.pop()
                     attempt.begin(worker)
                     busy[worker.fileno()] = worker, attempt
+                if not busy:
+                    return
                 for handle in wait(list(busy)):
                     worker, attempt = busy.pop(cast(int, handle))
                     outcome = attempt.collect(worker)
                     idle.append(worker)
                     if outcome.status is JobStatus.LOST and attempt.number < self.attempts:
-                        # Last: this job may be what kills the others.
-                        waiting.append(_LocalAttempt(attempt.job, attempt.number + 1))
+                        again.append(_LocalAttempt(attempt.job, attempt.number + 1))
                     else:
-                        yield outcome
+                        yield from queue.end(outcome)
 
 
 @dataclass(slots=True)
@@ -219,3 +258,11 @@ class _LocalAttempt:
             where=here().partition(":")[0],
             attempts=self.number,
         )
+
+
+def _next_attempt(queue: JobQueue, again: deque[_LocalAttempt]) -> _LocalAttempt | None:
+    """The next job; those of `again` are last, since one of them may be what kills the others."""
+    job = queue.take()
+    if job is not None:
+        return _LocalAttempt(job, number=1)
+    return again.popleft() if again else None

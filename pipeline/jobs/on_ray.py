@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from passes.errors import StepCrashed, StepFailed
 from passes.worker.client import Worker
 from pipeline.errors import InternalError, UsageError
-from pipeline.jobs.job import Job, JobStatus, Outcome, here, perform
+from pipeline.jobs.job import Job, JobQueue, JobStatus, Outcome, here, perform
 from pipeline.workspace import own_code_digest, versions
 
 if TYPE_CHECKING:
@@ -75,8 +75,14 @@ def _outcomes(jobs: Sequence[Job], cpus: int, attempts: int) -> Iterator[Outcome
         reference = submit(job.key, pickle.dumps(job), number, expected)
         return _RayAttempt(job, number, reference, time.perf_counter())
 
-    busy = {first.reference: first for first in (begin(job, number=1) for job in jobs)}
-    while busy:
+    queue = JobQueue(jobs)
+    busy: dict[ray.ObjectRef, _RayAttempt] = {}
+    while True:
+        while (job := queue.take()) is not None:
+            first = begin(job, number=1)
+            busy[first.reference] = first
+        if not busy:
+            return
         for reference in ray.wait(list(busy), num_returns=1)[0]:
             attempt = busy.pop(reference)
             outcome = attempt.collect()
@@ -84,7 +90,7 @@ def _outcomes(jobs: Sequence[Job], cpus: int, attempts: int) -> Iterator[Outcome
                 again = begin(attempt.job, attempt.number + 1)
                 busy[again.reference] = again
             else:
-                yield outcome
+                yield from queue.end(outcome)
 
 
 @dataclass(frozen=True, slots=True)

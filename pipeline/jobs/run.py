@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from os import PathLike
@@ -49,8 +49,10 @@ def run_jobs(
 ) -> tuple[Outcome, ...]:
     """Run the jobs that the table at `path` does not have as done, and add each outcome to it.
 
+    A job that others come after serves them alone: it does not run, and may have no outcome, where these are done.
+
     Args:
-        jobs: each with a key of its own.
+        jobs: each with a key of its own, and after those that it comes after.
         executor: runs them. It is not called if there is nothing to do.
         path: of the table; see `OutcomeTable`.
         versions: of everything that affects the outcome of a job, such as `pipeline.workspace.versions()`.
@@ -59,32 +61,49 @@ def run_jobs(
             removed, the job runs again.
 
     Returns:
-        The outcome of each job, in the order of the jobs.
+        The outcomes, in the order of the jobs.
 
     Raises:
-        UsageError: two jobs have the same key, the table cannot be written, or another process writes to it; or an
-            argument is of another type.
+        UsageError: two jobs have the same key, one comes after a job that is not before it, the table cannot be
+            written, or another process writes to it; or an argument is of another type.
     """
-    _refuse_doubles(jobs)
+    _check_keys(jobs)
     by_key = {job.key: job for job in jobs}
     with OutcomeTable(Path(path), versions).open() as table:
         outcomes = {job.key: known for job in jobs if (known := table.find(job)) is not None and is_current(known)}
+        missing = _find_missing(jobs, outcomes)
+        total = len(outcomes) + len(missing)
         for done, outcome in enumerate(outcomes.values(), 1):
-            observer(JobProgress(outcome, done, len(jobs), known=True))
-        missing = [job for job in jobs if job.key not in outcomes]
+            observer(JobProgress(outcome, done, total, known=True))
         running: Any = executor.run(missing) if missing else (outcome for outcome in ())
         with closing(running):  # stops the running jobs, also after Ctrl-C
             for outcome in running:
                 table.add(by_key[outcome.key], outcome)
                 outcomes[outcome.key] = outcome
-                observer(JobProgress(outcome, len(outcomes), len(jobs), known=False))
-    return tuple(outcomes[job.key] for job in jobs)
+                observer(JobProgress(outcome, len(outcomes), total, known=False))
+    return tuple(outcomes[job.key] for job in jobs if job.key in outcomes)
 
 
-def _refuse_doubles(jobs: Sequence[Job]) -> None:
+def _find_missing(jobs: Sequence[Job], known: Collection[str]) -> list[Job]:
+    """The jobs that have to run, in their order."""
+    serving = {key for job in jobs for key in job.after}
+    missing: list[Job] = []
+    for job in reversed(jobs):
+        is_wanted = job.key not in serving or any(job.key in other.after for other in missing)
+        if is_wanted and job.key not in known:
+            missing.append(job)
+    return missing[::-1]
+
+
+def _check_keys(jobs: Sequence[Job]) -> None:
     double = [key for key, count in Counter(job.key for job in jobs).items() if count > 1]
     if double:
         raise UsageError(f"jobs need a key each, and these have one together: {', '.join(double)}")
+    before = set[str]()
+    for job in jobs:
+        if not before.issuperset(job.after):
+            raise UsageError(f"the job {job.key} comes after {', '.join(job.after)}, expected jobs before it")
+        before.add(job.key)
 
 
 class OutcomeTable:

@@ -95,11 +95,23 @@ class PartsRun:
         stages = (first.export, first.optimize, first.runtime, report, tuple(self.cached))
         return PartsResult(self.workspace.folder, *stages, code, None, dict(self.results), self.chain)
 
-    def _run_part(self, name: str) -> None:
+    def run_alone(self, name: str) -> RunResult:
+        """Run one part, at the same time as others perhaps; `run` then takes it from there.
+
+        Raises:
+            OnnxlineError: see `Pipeline.run`; a run of all parts is at work in the folder.
+        """
+        with self.workspace.hold(shared=True):
+            return self._begin_part(name).run()
+
+    def _begin_part(self, name: str) -> ModelRun:
         self._send(PartStarted(name))
-        begun = time.perf_counter()
         workspace = Workspace(self.workspace.folder / PARTS / name)
-        run = self.runs[name] = ModelRun(self.config.of_part(name), workspace, self._send, open_source=self._open)
+        return ModelRun(self.config.of_part(name), workspace, self._send, open_source=self._open)
+
+    def _run_part(self, name: str) -> None:
+        begun = time.perf_counter()
+        run = self.runs[name] = self._begin_part(name)
         try:
             self.results[name] = run.run()
             self.cached += [f"{name}: {stage}" for stage in self.results[name].cached]

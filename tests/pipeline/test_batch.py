@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from passes.advisories import AuditFinding, table_of, table_text
 from passes.recipe.recipe import library_versions
 from pipeline.batch import Row, read_configs, run_batch
 from pipeline.errors import UsageError
-from pipeline.jobs import Job, Outcome
+from pipeline.jobs import Job, JobProgress, LocalProcesses, Outcome
 from pipeline.jobs.job import perform
 
 
@@ -124,6 +125,79 @@ def test_a_node_that_has_not_the_model(batch, tmp_path: Path) -> None:
     assert states(rows) == ["a done", "b mistake"]
     assert "small.onnx on" in rows[1].why
     assert "every node needs the same files at the same paths" in rows[1].why
+
+
+# Runs in parts: a job for each part, and one for what is done with all of them.
+
+
+@pytest.fixture
+def in_parts(small_config, batch, tmp_path: Path):
+    """Writes a configuration of two parts, and runs it with or without a job for each; gives the row, and what ran."""
+
+    def run(again: bool = False, whole: bool = False, skip: str = "", **parts: object) -> tuple[Row, list[str]]:
+        own = {"first": {"passes": {"skip": [skip]}}} if skip else {}
+        models = {"first": {"onnx": "small.onnx"}, "second": {"onnx": "small.onnx"}, **parts}
+        path = small_config("p.yaml", model={"parts": models}, parts=own)
+        executor = LocalProcesses(1) if whole else InThisProcess()
+        told: list[JobProgress] = []
+        (row,) = run_batch(read_configs([str(path)]), tmp_path / "out", executor, told.append, again=again)
+        return row, [one.outcome.key.removeprefix("p/parts/") for one in told if not one.known]
+
+    return run
+
+
+def test_each_part_is_a_job(in_parts, tmp_path: Path) -> None:
+    row, ran = in_parts()
+    assert ran == ["first", "second", "p"]
+    assert [(part.name, part.state, part.attempts) for part in row.parts] == [
+        ("p/parts/first", "done", 1),
+        ("p/parts/second", "done", 1),
+    ]
+    assert row.found["parts"] == {part.name.rpartition("/")[2]: part.found for part in row.parts}
+    report = json.loads((tmp_path / "out/p/report.json").read_text())
+    stages = ("export", "passes", "runtime")
+    assert report["cached"] == [f"{part}: {stage}" for part in ("first", "second") for stage in stages]
+    row, ran = in_parts()
+    assert row.known and ran == []
+    assert in_parts(again=True)[1] == ["first", "second", "p"]
+
+
+def test_only_the_part_that_changed_is_done_again(in_parts, tmp_path: Path) -> None:
+    in_parts()
+    row, ran = in_parts(skip="eliminate_identity")
+    assert ran == ["first", "p"]
+    assert [(part.known, part.found["nodes_after"]) for part in row.parts] == [(False, 3), (True, 2)]
+    (tmp_path / "out/p/report.json").unlink()
+    assert in_parts(skip="eliminate_identity")[1] == ["p"]
+
+
+def test_a_part_that_fails_leaves_the_others(in_parts, tmp_path: Path) -> None:
+    shutil.copy(tmp_path / "small.onnx", tmp_path / "bad.onnx")
+    (tmp_path / "bad.onnx").write_bytes((tmp_path / "bad.onnx").read_bytes()[:-9])
+    row, ran = in_parts(second={"onnx": "bad.onnx"})
+    assert ran == ["first", "second", "p"]
+    assert (row.state, [part.state for part in row.parts]) == ("mistake", ["done", "mistake"])
+    assert row.why.startswith("part second: ") and row.why.endswith("the other parts are in parts/first")
+    assert "part second: " in json.loads((tmp_path / "out/p/report.json").read_text())["failure"]
+    lines = [line.split() for line in (tmp_path / "out/batch.txt").read_text().splitlines()]
+    assert [line[1:3] for line in lines if line[:1] == ["part"]] == [["first", "done"], ["second", "mistake"]]
+    assert in_parts()[1] == ["second", "p"]
+
+
+def test_one_process_does_a_run_in_parts_as_one_job(in_parts) -> None:
+    row, ran = in_parts(whole=True)
+    assert ran == ["p"]
+    assert [(part.state, part.found["nodes_after"], part.attempts) for part in row.parts] == [("done", 2, 0)] * 2
+    assert in_parts()[1] == []
+
+
+def test_a_table_that_one_part_names_was_replaced(in_parts, tmp_path: Path) -> None:
+    unsafe_table(tmp_path / "tables")
+    in_parts(skip="unsafe:tables")
+    unsafe_table(tmp_path / "tables", AuditFinding("eliminate_identity", "wrong", "models/mine"))
+    row, ran = in_parts(skip="unsafe:tables")
+    assert ran == ["first", "p"]
+    assert [part.found["nodes_after"] for part in row.parts] == [3, 2]
 
 
 # Which configurations a batch is made of.

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from pipeline import Pipeline, RunConfig
 from pipeline.baseline import baseline_of, read_baseline, write_baseline
-from pipeline.batch import job_of, read_configs, run_batch
+from pipeline.batch import read_configs, run_batch
+from pipeline.batch.jobs import jobs_of
 from pipeline.cli import app
 from pipeline.errors import CheckFailed, SourceError, UsageError
 from pipeline.events import Event, Note, PartStarted
@@ -25,6 +26,7 @@ from pipeline.jobs import LocalProcesses
 from pipeline.parts import PartsResult, TextGenerator
 from pipeline.quantsim import QuantSim
 from pipeline.quantsim.parts import PartsQuantSimResult
+from pipeline.workspace import Workspace
 
 MODULES = """
 import torch
@@ -247,9 +249,24 @@ def test_a_part_that_fails_leaves_the_others(file: Path, tmp_path: Path) -> None
     assert (tmp_path / "parts" / "head" / "model.onnx").is_file()
 
 
+def test_a_part_runs_alone_to_where_the_run_takes_it_from(result: PartsResult, file: Path) -> None:
+    run = Pipeline(RunConfig.from_yaml(file), result.folder)
+    found = run.run_part("head")
+    assert found.folder == result.folder / "parts" / "head" and "passes" in found.cached
+    with pytest.raises(UsageError, match="found the part 'nose', expected one of the parts: encoder, decoder, head"):
+        run.run_part("nose")
+    with Workspace(result.folder).hold(shared=True):  # as another part has it
+        assert run.run_part("head").export == found.export
+        with pytest.raises(UsageError, match="another run is writing to"):
+            run.run()
+    with Workspace(result.folder).hold(), pytest.raises(UsageError, match="another run is writing to"):
+        run.run_part("head")
+
+
 def test_a_batch_sees_the_files_of_all_parts(file: Path, tmp_path: Path) -> None:
     (planned,) = read_configs([str(file)])
-    files = job_of(planned, tmp_path).arguments["files"]
+    [job] = jobs_of(planned, tmp_path)
+    files = job.arguments["files"]
     assert {Path(name).name for name in files} == {"modules.py", "head.onnx"}
 
 

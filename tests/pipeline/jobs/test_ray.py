@@ -19,6 +19,7 @@ import onnx
 import pytest
 
 from passes.weights.detached import read_model
+from pipeline.batch import read_configs, run_batch
 from pipeline.config.quantsim import FLOAT, parse_precision
 from pipeline.errors import UsageError
 from pipeline.jobs import Job, JobStatus, choose_executor, run_jobs
@@ -84,9 +85,30 @@ def test_what_ran_on_a_node_that_died_is_done_elsewhere(cluster: Any, tmp_path: 
 
 def test_jobs_of_one_node(cluster: Any, tmp_path: Path) -> None:
     jobs = [Job("double", functions.double, {"number": 2}), Job("mistake", functions.mistake)]
-    found = {one.key: one for one in run_jobs(jobs, choose_executor(ray=cluster.address), tmp_path / "table.jsonl", {})}
+    jobs += [Job("dies", functions.abort), Job("last", functions.double, {"number": 1}, after=["dies"])]
+    executor = RayCluster(cluster.address, attempts=1)
+    found = {one.key: one for one in run_jobs(jobs, executor, tmp_path / "table.jsonl", {})}
+    assert [(found[name].status, found[name].attempts) for name in ("dies", "last")] == [
+        (JobStatus.LOST, 1),
+        (JobStatus.LOST, 0),
+    ]
     assert (found["double"].status, found["double"].value, found["double"].attempts) == (JobStatus.DONE, 4, 1)
     assert (found["mistake"].status, found["mistake"].why) == (JobStatus.FAILED, "this is wrong; do that")
+
+
+def test_a_run_in_parts_is_a_job_for_each_part_and_one_for_the_whole(
+    cluster: Any, small_config, tmp_path: Path
+) -> None:
+    models = {"first": {"onnx": "small.onnx"}, "second": {"onnx": "small.onnx"}}
+    planned = read_configs([str(small_config("p.yaml", model={"parts": models}))])
+    told: list[str] = []
+    executor = choose_executor(ray=cluster.address)
+    (row,) = run_batch(planned, tmp_path / "out", executor, lambda one: told.append(one.outcome.key))
+    assert sorted(told[:2]) == ["p/parts/first", "p/parts/second"] and told[2:] == ["p"]
+    assert [row.state, *(part.state for part in row.parts)] == ["done"] * 3, row.why
+    assert all("Ray node" in part.where for part in (row, *row.parts))
+    report = json.loads((tmp_path / "out/p/report.json").read_text())
+    assert {f"{part}: passes" for part in models} < set(report["cached"])
 
 
 def test_weights_are_rounded_in_shards_on_a_cluster_as_in_this_process(cluster: Any, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,44 @@ def test_two_at_once_cannot_write_one_table(tmp_path: Path) -> None:
 def test_keys_are_distinct(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="these have one together: a"):
         run_jobs([Job("a", functions.bug), Job("a", functions.bug)], LocalProcesses(1), tmp_path / "t", {})
+
+
+# Jobs that come after others.
+
+
+def test_a_job_begins_when_those_before_it_have_ended(tmp_path: Path) -> None:
+    slow, quick, last = jobs_that_count(tmp_path / "calls", "slow", "quick", "last")
+    jobs = [replace(slow, arguments={**slow.arguments, "seconds": 0.5}), replace(last, after=["slow"]), quick]
+    told: list[str] = []
+    run_jobs(jobs, LocalProcesses(2), tmp_path / "table.jsonl", {}, lambda one: told.append(one.outcome.key))
+    assert told.index("slow") < told.index("last")
+
+
+def test_a_job_after_one_that_went_wrong(tmp_path: Path) -> None:
+    """It runs after a failure, which it may tell; but what ends a process would end it, too."""
+    first, second, third = jobs_that_count(tmp_path / "calls", "first", "second", "third")
+    jobs = [Job("wrong", functions.mistake), replace(first, after=["wrong"])]
+    jobs += [Job("dies", functions.abort), replace(second, after=["dies"]), replace(third, after=["second", "wrong"])]
+    found = {one.key: one for one in run_jobs(jobs, LocalProcesses(2, attempts=1), tmp_path / "table.jsonl", {})}
+    assert calls(tmp_path / "calls") == {"first": 1}
+    assert [found[name].status for name in ("second", "third")] == [JobStatus.LOST, JobStatus.LOST]
+    assert found["second"].why.startswith("it was not begun, since dies was lost: ") and found["second"].attempts == 0
+
+
+def test_a_job_that_serves_another_runs_for_that_one_only(tmp_path: Path) -> None:
+    first, last = jobs_that_count(tmp_path / "calls", "first", "last")
+    jobs, table = [first, replace(last, after=["first"])], tmp_path / "table.jsonl"
+    assert [one.key for one in run_jobs([last], LocalProcesses(1), table, {})] == ["last"]
+    assert [one.key for one in run_jobs(jobs, LocalProcesses(1), table, {})] == ["last"]
+    again = run_jobs(jobs, LocalProcesses(1), table, {}, is_current=lambda known: known.key != "last")
+    assert [one.key for one in again] == ["first", "last"]
+    assert calls(tmp_path / "calls") == {"first": 1, "last": 2}
+
+
+def test_a_job_comes_after_those_before_it(tmp_path: Path) -> None:
+    first, last = jobs_that_count(tmp_path / "calls", "first", "last")
+    with pytest.raises(UsageError, match="the job last comes after first, expected jobs before it"):
+        run_jobs([replace(last, after=["first"]), first], LocalProcesses(1), tmp_path / "table.jsonl", {})
 
 
 # The table, after any history of writers that were killed in the middle of a line.
