@@ -19,7 +19,7 @@ from passes.audit.trial import missing_steps, targets_of, with_inner
 from passes.context import open_context
 from passes.weights.files import replace_when_done, write_errors
 from passes.worker.platforms import available_cores
-from pipeline.commands.github import Format, annotate
+from pipeline.commands.github import Format, annotate, check_form
 from pipeline.commands.shared import FORMAT_VERSION, add_command
 from pipeline.errors import InternalError, UsageError
 from pipeline.jobs import Job, JobExecutor, JobStatus, choose_executor, run_jobs
@@ -54,6 +54,7 @@ def audit(
 
     Stopped or killed, the same command goes on where it was.
     """
+    check_form(form, json=as_json)
     spread = choose_executor(ray, jobs or (None if ray else len(available_cores())))
     against = _read_accepted(accepted)
     if models is not None and not models.is_dir():

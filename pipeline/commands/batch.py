@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from passes.suggest import plural
-from pipeline.commands.github import Format, annotate
+from pipeline.commands.github import Format, annotate, check_form
 from pipeline.commands.shared import FORMAT_VERSION, add_command
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.jobs import choose_executor
@@ -99,6 +99,7 @@ def check(
     """Run a configuration or a model, and compare with the baseline; the exit code is 1 on any difference."""
     from pipeline.baseline import changes, read_baseline
 
+    check_form(form, json=as_json)
     settings, path = _read(source, overrides, file)
     known = read_baseline(path)
     found = _run(settings, out, as_json)

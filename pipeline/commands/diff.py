@@ -42,7 +42,7 @@ from passes.visible import text_table, visible_line
 from passes.weights.detached import read_model
 from passes.why import MergedNode, Origin, WeightOrigin, file_of, why_merged, why_weights
 from passes.why import why as why_nodes
-from pipeline.commands.github import Format, annotate
+from pipeline.commands.github import Format, annotate, check_form
 from pipeline.commands.shared import (
     FORMAT_VERSION,
     PARTS,
@@ -91,6 +91,7 @@ def diff(
     if most is not None and (everything or as_json):
         option = "--all" if everything else "--json"
         raise UsageError(f"{option} writes out every entry, so --most has no effect; leave one of them out")
+    check_form(form, json=as_json, names=names, most=most is not None, all=everything)
     wish = DiffWish(layers, values, structure_only, draws)
     sides = [part_names(path) for path in (before, after)]
     if part is None and all(sides):

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from passes.suggest import plural
 from passes.visible import visible_line
+from pipeline.errors import UsageError
 from pipeline.terminal import print_line
 
 Format = Literal["text", "github"]
@@ -18,6 +19,23 @@ MOST_ANNOTATIONS: Final = 10
 
 MOST_ROWS: Final = 200
 """Rows of the table: a summary may have 1 MiB."""
+
+
+def check_form(form: Format, **others: bool) -> None:
+    """Refuse options that shape another form of the result.
+
+    Args:
+        form: what is asked for.
+        others: option → whether it is given.
+
+    Raises:
+        UsageError: one of them is given with `github`.
+    """
+    given = ", ".join(f"--{name}" for name, is_given in others.items() if is_given)
+    if form == "github" and given:
+        raise UsageError(
+            f"--format github writes annotations and a table of its own, so {given} has no effect; leave one out"
+        )
 
 
 def annotate(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, file: Path | None = None) -> None:

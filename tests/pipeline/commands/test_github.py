@@ -78,3 +78,18 @@ def test_the_action_on_a_diff(tmp_path: Path) -> None:
     same = replay({"command": "diff a.onnx a.onnx; touch hacked", "install": ""}, tmp_path)
     assert same.returncode == 2
     assert not (tmp_path / "hacked").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "diff a.onnx a.onnx --json",
+        "diff a.onnx a.onnx --names",
+        "audit --json",
+        "baseline check a.onnx --json",
+    ],
+)
+def test_options_of_other_forms_are_refused(words: str, tmp_path: Path) -> None:
+    ended = replay({"command": words, "install": ""}, tmp_path)
+    assert ended.returncode == 2
+    assert f"so {words.split()[-1]} has no effect" in ended.stderr
