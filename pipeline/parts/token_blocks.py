@@ -22,9 +22,9 @@ from pipeline.verify.backends import Feeds
 class TokenBlocks:
     """A `Step` that calls `step` with a multiple of `TOKENS` tokens.
 
-    The first call that gets additional tokens is made without them too. Where results differ, or the logits are those
-    of the last token alone, each further call is made as it is given. So is a call whose additional tokens have no
-    position.
+    The first call that gets additional tokens is made with two kinds of them, over the same sizes, so that a quantized
+    model rounds alike. Where results differ, as logits of the last token alone do, each further call is made as it is
+    given. So is a call whose additional tokens have no position.
 
     Args:
         step: a call of the part, for sizes of which each is compiled.
@@ -52,24 +52,24 @@ class TokenBlocks:
         if self._returned and all(self._returned[name] is array for name, array in states.items()):
             states, tokens = self._start, np.concatenate([self._tokens, tokens], axis=1)
         whole = {**feeds, **states, self._new: tokens}
+        outputs = self._call_filled(whole)
         if self._hides_later is None and tokens.shape[1] % TOKENS:  # a whole block gets no tokens that would tell
-            exact = {name: array.copy() for name, array in self._step(whole).items()}  # a plan uses the memory again
-            filled = self._call_filled(whole)
-            self._hides_later = filled is not None and all(
-                filled[name].shape == array.shape and compare(array, filled[name]).ok for name, array in exact.items()
+            outputs = outputs and {name: array.copy() for name, array in outputs.items()}  # a plan uses memory again
+            others = self._call_filled(whole, token=0)
+            self._hides_later = bool(outputs and others) and all(
+                compare(array, others[name]).ok for name, array in outputs.items()
             )
-            outputs = exact
-        else:
-            outputs = self._call_filled(whole) or self._step(whole)
+            outputs = outputs if self._hides_later else None
+        outputs = outputs or self._step(whole)
         self._go_on(states, tokens, outputs)
         return {**outputs, LOGITS: outputs[LOGITS][:, -count:]}
 
-    def _call_filled(self, feeds: Feeds) -> dict[str, np.ndarray] | None:
-        """The outputs of a call with further tokens, without the rows of these; None where it is not possible."""
+    def _call_filled(self, feeds: Feeds, token: int = 1) -> dict[str, np.ndarray] | None:
+        """The outputs of a call with `token` after the others, without its rows; None where that is not possible."""
         count = feeds[self._new].shape[1]
         more = -count % TOKENS
         pads = [(0, 0), (0, more), *[(0, 0)] * (feeds[self._new].ndim - 2)]
-        filled = {**feeds, self._new: np.pad(feeds[self._new], pads, constant_values=1)}
+        filled = {**feeds, self._new: np.pad(feeds[self._new], pads, constant_values=token)}
         if self._mask is not None:
             filled[self._mask] = np.pad(feeds[self._mask], ((0, 0), (0, more)), constant_values=1)
         try:

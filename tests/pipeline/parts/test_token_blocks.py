@@ -48,12 +48,19 @@ def parts(tmp_path: Path) -> TextParts:
 
 
 def read(
-    parts: TextParts, prompt: list[int], count: int, limit: int = 10**6, change: int = 0, last_only: bool = False
+    parts: TextParts,
+    prompt: list[int],
+    count: int,
+    limit: int = 10**6,
+    change: int = 0,
+    last_only: bool = False,
+    noise: float = 0.0,
 ) -> tuple[list[int], set]:
     """`count` tokens, and (rows of the cache, tokens) of the calls; there are `limit` positions.
 
     change: of 1, each token sees the last one.
     last_only: the logits are those of the last token.
+    noise: how much each of the tokens of a call moves the logits.
     """
     met = set[tuple[int, int]]()
 
@@ -66,7 +73,7 @@ def read(
             if sum(sizes) > limit:
                 raise IndexError("no such position")
             outputs = run(feeds)
-            logits = np.roll(outputs["logits"], change * int(feeds["input_ids"][0, -1]), -1)
+            logits = np.roll(outputs["logits"], change * int(feeds["input_ids"][0, -1]), -1) + noise * sizes[1]
             return {**outputs, "logits": logits[:, -1:] if last_only else logits}
 
         return step
@@ -85,10 +92,12 @@ def by_hand(prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def test_a_text_needs_a_call_of_other_sizes_for_each_block(parts: TextParts) -> None:
-    tokens, met = read(parts, [3], 2 * TOKENS + 5)
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+def test_a_text_needs_a_call_of_other_sizes_for_each_block(parts: TextParts, noise: float) -> None:
+    """Also where other sizes are rounded to other values, as in a quantized model."""
+    tokens, met = read(parts, [3], 2 * TOKENS + 5, noise=noise)
     assert tokens == by_hand([3], 2 * TOKENS + 5) and len(set(tokens)) > 2
-    assert met == {EXACT, (0, TOKENS), (TOKENS, TOKENS), (2 * TOKENS, TOKENS)}
+    assert met == {(0, TOKENS), (TOKENS, TOKENS), (2 * TOKENS, TOKENS)}
 
 
 @pytest.mark.parametrize("length", [TOKENS - 1, TOKENS, TOKENS + 1])
