@@ -44,7 +44,9 @@ def describe_divisors(model: DetachedModel, placement: Placement, ranges: Mappin
     divisors = {node.input[1]: node for node in model.index.nodes if node.op_type == "Div" and node.input[1] in stored}
     for placed in placement.quantized_sites():
         name, node = placed.site.tensor, divisors.get(placed.site.tensor)
-        if node is None or placed.precision is None or placed.site.group not in ranges:
+        if node is None or placed.site.group not in ranges:
+            continue
+        if placed.precision is None or placed.precision.float_type:  # the steps of a float are finer for small numbers
             continue
         sizes = np.abs(model.array(stored[name]).astype(np.float64))
         step = float(encode_range(ranges[placed.site.group], placed.precision).scale)
@@ -102,6 +104,8 @@ def _describe_few(tensor: str, limits: Range, join: PlacedSite, joined: Range) -
     """A sentence if a tensor with these limits uses few numbers of the format that `join` has for a range."""
     precision, site = join.precision, join.site
     assert precision is not None
+    if precision.float_type:  # whose steps are finer for small numbers
+        return
     steps = (max(limits[1], 0) - min(limits[0], 0)) / float(encode_range(joined, precision).scale)
     if steps < FEW_STEPS <= 2**precision.bits:
         yield (

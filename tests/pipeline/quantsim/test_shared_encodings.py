@@ -212,11 +212,13 @@ def test_a_weight_whose_channels_lie_along_no_axis_has_one_scale_and_is_named() 
     ]
 
 
-@pytest.mark.parametrize(("least", "count"), [(1e-3, 1), (100.0, 0)])
-def test_a_divisor_with_elements_of_few_steps_is_named(least: float, count: int) -> None:
+@pytest.mark.parametrize(
+    ("least", "form", "count"), [(1e-3, "uint16", 1), (100.0, "uint16", 0), (20.0, "uint8", 1), (20.0, "fp8e4m3", 0)]
+)
+def test_a_divisor_with_elements_of_few_steps_is_named(least: float, form: str, count: int) -> None:
     scale = np.array([least, 1000.0], np.float32)
     model = model_of("g (float[1, 2] x) => (float[1, 2] y) { [ratio] y = Div(x, scale) }", scale=scale)
-    placement = place(model, [rule("op:*", "int8", "uint16")])
+    placement = place(model, [rule("op:*", "int8", form)])
     notes = [*describe_divisors(model, placement, {"scale": (0.0, 1000.0)})]
     assert len(notes) == count
     assert all("the divisor scale of ratio has 1 element of 2 below" in note for note in notes)
