@@ -117,9 +117,14 @@ def translate_cholesky(self: Any, upper: bool = False) -> Any:
 
 
 def translate_slogdet(self: Any) -> tuple[Any, Any]:
-    """`aten.linalg_slogdet`: sign and logarithm of the determinant."""
-    determinant = op.Det(self)
-    return op.Sign(determinant), op.Log(op.Abs(determinant))
+    """`aten.linalg_slogdet`: sign and logarithm of the determinant, of rows whose largest element is 1: the determinant
+    of the matrix itself may be too small or too large for its dtype."""
+    largest = op.ReduceMax(op.Abs(self), op.Constant(value_ints=[-1]), keepdims=1)
+    zero, one = (op.CastLike(op.Constant(value_float=number), self) for number in (0.0, 1.0))
+    sizes = op.Where(op.Equal(largest, zero), one, largest)
+    determinant = op.Det(op.Div(self, sizes))
+    exponent = op.ReduceSum(op.Log(sizes), op.Constant(value_ints=[-2, -1]), keepdims=0)
+    return op.Sign(determinant), op.Add(op.Log(op.Abs(determinant)), exponent)
 
 
 MOST_ROWS: Final = 16

@@ -52,6 +52,13 @@ def test_rrelu_at_inference_has_one_slope() -> None:
         exported(lambda x: functional.rrelu(x, training=True), x)
 
 
+@pytest.mark.parametrize("size", [1e-6, 0.0, 1e9])
+def test_a_determinant_that_is_no_float32_has_a_logarithm(size: float) -> None:
+    matrix = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(0)) * size
+    compute = lambda matrix: torch.stack(torch.linalg.slogdet(matrix))  # noqa: E731
+    np.testing.assert_allclose(run(exported(compute, matrix), matrix), compute(matrix), rtol=1e-5)
+
+
 @pytest.mark.parametrize("count", [1, 4, 12])
 def test_systems_of_equations(count: int) -> None:
     """A zero on the diagonal needs another pivot."""
