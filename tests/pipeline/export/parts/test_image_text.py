@@ -23,6 +23,7 @@ from pipeline.errors import SourceError, UsageError
 from pipeline.export import TorchSource, export_onnx, load_source, run_torch
 from pipeline.export.parts import load_for_parts
 from pipeline.export.parts.image_text import EmbeddingPart, ImageTextDecoder, VisionPart, sees_later_words
+from pipeline.export.parts.states import is_equal
 from pipeline.parts import PartsResult, TextGenerator
 from pipeline.parts.chain import generate_after_image
 from pipeline.parts.genai import genai_image_config
@@ -111,6 +112,13 @@ def test_logits_that_are_no_numbers_are_equal_where_they_are_so_in_both_calls() 
     assert not sees_later_words(model)
     model.lm_head.weight.data[3] = torch.nan
     assert not sees_later_words(model)
+
+
+def test_results_of_two_dtypes_are_compared() -> None:
+    """A mask may have as many elements as the features of an image."""
+    features = torch.tensor([0.5, torch.nan])
+    assert not is_equal(torch.tensor([True, False]), features)
+    assert is_equal(features.double(), features)
 
 
 def check_settings(text: str | None, family: str) -> None:
