@@ -142,6 +142,10 @@ def trials_of(settings: QuantSimConfig, installed: Collection[str]) -> tuple[Com
         steps = ((kind.name, pythons.get(kind.module)) for kind in kinds)
         return tuple({name: {"python": python}} if python else name for name, python in steps)
 
+    def use_gptq(**options: bool) -> tuple[Any, ...]:
+        python = pythons.get(Gptq.module)
+        return ({Gptq.name: {**options, **({"python": python} if python else {})}},)
+
     gptq = use(Gptq)
     chains: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = [((), ()), ((), gptq), ((), use(Gptq, BiasCorrection))]
     if SeqMse.module in pythons:
@@ -149,9 +153,10 @@ def trials_of(settings: QuantSimConfig, installed: Collection[str]) -> tuple[Com
     chains += [(({name: {"add_nodes": True}},), gptq) for name in ("smooth-quant", "awq")]
     chains += [(("cross-layer-equalization",), gptq)]
     found = [Combination(weights, *chain) for chain in chains for weights in (DEFAULT_FORMAT, "int4/channel")]
-    python = pythons.get(Gptq.module)
-    by_activations = {Gptq.name: {"act_order": True, **({"python": python} if python else {})}}
-    found.append(Combination("uint4/block32", optimize=(by_activations,)))
+    found += [
+        Combination("int4/channel", optimize=use_gptq(mse=True)),  # where it gains most
+        Combination("uint4/block32", optimize=use_gptq(act_order=True)),
+    ]
     if ScaleEstimation.module in pythons:
         formats = ("uint4/block32", "int4/channel/asymmetric")  # it knows no symmetric ones
         found += [Combination(weights, optimize=use(ScaleEstimation)) for weights in formats]

@@ -92,7 +92,8 @@ def test_libraries_add_their_steps() -> None:
 
     own = steps("onnxsim")
     preparing = {"awq {add_nodes: true}", "smooth-quant {add_nodes: true}", "cross-layer-equalization"}
-    assert own == {"rounding to nearest", "gptq", "gptq {act_order: true}", "bias-correction", *preparing}
+    rounding = {"gptq", "gptq {act_order: true}", "gptq {mse: true}", "bias-correction"}
+    assert own == {"rounding to nearest", *rounding, *preparing}
     assert steps("onnxsim", "aimet_onnx") - own == {"seq-mse", "ada-round"}
     assert steps("onnxsim", "nncf") - own == {"scale-estimation"}
     assert ("uint4/block32", "scale-estimation") in offered({}, "onnxsim", "nncf")
