@@ -54,12 +54,12 @@ class TokenBlocks:
         whole = {**feeds, **states, self._new: tokens}
         outputs = self._call_filled(whole)
         if self._hides_later is None and tokens.shape[1] % TOKENS:  # a whole block gets no tokens that would tell
-            outputs = outputs and {name: array.copy() for name, array in outputs.items()}  # a plan uses memory again
-            others = self._call_filled(whole, token=0)
-            self._hides_later = bool(outputs and others) and all(
-                compare(array, others[name]).ok for name, array in outputs.items()
+            found = {name: array.copy() for name, array in (outputs or {}).items()}  # a plan uses the memory again
+            others = self._call_filled(whole, token=0) or {}
+            self._hides_later = bool(found and others) and all(
+                compare(array, others[name]).ok for name, array in found.items()
             )
-            outputs = outputs if self._hides_later else None
+            outputs = found if self._hides_later else None
         outputs = outputs or self._step(whole)
         self._go_on(states, tokens, outputs)
         return {**outputs, LOGITS: outputs[LOGITS][:, -count:]}
