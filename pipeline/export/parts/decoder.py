@@ -97,7 +97,10 @@ class DecoderPart(TaskPart):
         name = type(model).__name__
         self.cache_name = next((cache for cache in CACHES if cache in self.parameters_of_forward), "")
         if getattr(model.config, "is_encoder_decoder", False):
-            raise SourceError(f"model.task: {name} has an encoder and a decoder; text-generation is for decoders alone")
+            raise SourceError(
+                f"model.task: {name} has an encoder and a decoder, and this task is for decoders alone; expected "
+                "text2text-generation, or no task and a factory of your own"
+            )
         if not self.cache_name or "input_ids" not in self.parameters_of_forward or not model.can_generate():
             raise SourceError(
                 f"model.task: {name} generates no text with a cache ({' or '.join(CACHES)}); expected a causal LM of "

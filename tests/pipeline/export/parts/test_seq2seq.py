@@ -15,6 +15,7 @@ from benchmarks.generation import make_model as make_decoder
 from pipeline.config import ExportConfig, ModelConfig, VerifyConfig
 from pipeline.errors import SourceError
 from pipeline.export import TorchSource, export_onnx, load_source, run_torch
+from pipeline.export.parts.decoder import CachedDecoder
 from pipeline.export.parts.seq2seq import Decoder, Encoder
 from pipeline.parts import TextGenerator
 from pipeline.parts.chain import generate_after_encoder
@@ -86,6 +87,11 @@ def test_the_graphs_are_the_model(family: str, tmp_path: Path) -> None:
 def test_a_decoder_alone_is_refused_in_one_sentence() -> None:
     with pytest.raises(SourceError, match="LlamaForCausalLM has no encoder and decoder with a cache; expected a model"):
         Encoder(make_decoder("Llama"), section_of("T5", "encoder"))
+
+
+def test_an_encoder_and_a_decoder_are_no_decoder_alone() -> None:
+    with pytest.raises(SourceError, match="this task is for decoders alone; expected text2text-generation, or no task"):
+        CachedDecoder(make_model("T5"))
 
 
 def test_a_decoder_that_reads_one_token_a_call_is_refused_with_a_way_out() -> None:
