@@ -143,7 +143,8 @@ def _of_optimizer(
         raise UsageError("the optimizer's state dict has other groups of parameters than this program")
     refuse_changes(sources.options, groups, "the optimizer's state dict")
     rule = RULES[type(sources.optimizer)]
-    given = {rate_name(index): rate_state(read_rate(group)) for index, group in enumerate(groups)}
+    rates = {rate_name(index): rate_state(read_rate(group)) for index, group in enumerate(groups)}
+    given = {name: rate for name, rate in rates.items() if name in states}  # a frozen group has none
     steps = set[int]()
     for group in groups:
         for number in group["params"]:

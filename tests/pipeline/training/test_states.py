@@ -170,6 +170,18 @@ def test_states_of_frozen_parameters_go_through_a_program_unchanged() -> None:
         torch.testing.assert_close(module.state_dict()[name], tensor, rtol=1e-4, atol=1e-6)
 
 
+def test_a_state_dict_of_a_group_that_is_frozen_is_read() -> None:
+    module = seeded(MODELS["mlp"].make)
+    module[0].requires_grad_(False)  # type: ignore[operator]
+    groups = [{"params": part.parameters(), "lr": rate} for part, rate in ((module[0], 0.2), (module[2], 0.1))]  # type: ignore[index]
+    program = record_step(module, LOSS, SGD(groups), MODELS["mlp"].batch(0))
+    found = program.state_dict()
+    losses = [program.step(MODELS["mlp"].batch(0)).item() for _ in range(2)]
+    program.load_state_dict(found)
+    assert [program.step(MODELS["mlp"].batch(0)).item() for _ in range(2)] == losses
+    assert [group["lr"] for group in found["optimizer"]["param_groups"]] == [0.2, 0.1]
+
+
 def test_a_state_of_a_frozen_parameter_that_is_another_is_refused() -> None:
     module, optimizer = frozen_in_the_middle()
     program = record_step(module, LOSS, optimizer, MODELS["mlp"].batch(0))
