@@ -84,8 +84,18 @@ class _SizeWalk:
 
     def visit(self, node: NodeProto) -> None:
         """Learn the types of what a node makes, and the values if they are known."""
+        if node.domain not in ONNX_DOMAINS or has_body(node):
+            return
+        if any(
+            name not in self.types or is_open(ValueInfoProto(type=self.types[name])) for name in node.output if name
+        ):
+            self._infer(node)
+        self._compute(node)
+
+    def _infer(self, node: NodeProto) -> None:
+        """Ask ONNX for the types of what a node makes, and take those of which more is known than before."""
         read = {name: self.types[name] for name in node.input if name in self.types}
-        if has_body(node) or node.domain not in ONNX_DOMAINS or len(read) < len({*node.input} - {""}):
+        if len(read) < len({*node.input} - {""}):
             return
         data = {name: self.values[name] for name in read if name in self.values}
         imports = [*self.model.opset_import]
@@ -99,7 +109,6 @@ class _SizeWalk:
         for name, kind in made.items():
             if name and (name not in self.types or _known_sizes(kind) > _known_sizes(self.types[name])):
                 self.types[name] = self.found[name] = kind
-        self._compute(node)
 
     def _compute(self, node: NodeProto) -> None:
         """Compute what a node makes, where it is small and what the node reads is known."""
@@ -108,7 +117,8 @@ class _SizeWalk:
         if any(not _is_small(shape) for shape in dims):
             return
         if node.op_type in ("Shape", "Size"):
-            sizes = dims_of(ValueInfoProto(type=self.types[node.input[0]]))
+            read = self.types.get(node.input[0])
+            sizes = None if read is None else dims_of(ValueInfoProto(type=read))
             if sizes is None or not all(isinstance(size, int) for size in sizes):
                 return
             kept = sizes[attribute_of(node, "start", 0) : attribute_of(node, "end")]
