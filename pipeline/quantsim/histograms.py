@@ -148,7 +148,8 @@ def check_finite(tensor: str, low: float, high: float) -> None:
         found = "is NaN on a sample" if np.isnan(low) else f"reaches {low:g} to {high:g}"
         raise UsageError(
             f"calibration: {tensor!r} {found}, which no scale can express; put clamp-mask into quantsim.prepare "
-            "if it is a mask, or leave the tensor in float: quantsim.rules, tensor:NAME: {activations: float}"
+            "if it is a mask that a Softmax reads, fuse_pad_into_pool into passes.recipe if a Pad of -inf makes it "
+            f"for MaxPool, or leave the tensor in float: quantsim.rules, tensor:{tensor}: {{activations: float}}"
         )
 
 

@@ -48,6 +48,16 @@ def follow_quantize_static(model: DetachedModel, sites: Sequence[Site]) -> Itera
     )
     if weights:
         yield PlacementRule("quantize_static: a weight there", WEIGHT, WEIGHT, weights)
+    stacks = frozenset(site.tensor for site in sites if site.role == "weight" and _is_stack(model, site.tensor))
+    if stacks:
+        yield PlacementRule("ort-cpu: a stack of matrices", WEIGHT, tensors=stacks)
+
+
+def _is_stack(model: DetachedModel, weight: str) -> bool:
+    """Whether a MatMul reads a weight of three axes or more: onnxruntime 1.31 makes a QLinearMatMul of it, which takes
+    no scale for each column of such a weight, as quantize_static writes it."""
+    tensor, consumers = model.index.initializers.get(weight), model.index.consumers[weight]
+    return tensor is not None and len(tensor.dims) > 2 and any(node.op_type == "MatMul" for node in consumers)
 
 
 WEIGHT: Final = Precision(8, signed=True, symmetric=True)

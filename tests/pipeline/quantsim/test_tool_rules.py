@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from onnxruntime import InferenceSession
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
 from passes.weights.detached import DetachedModel, attach
@@ -17,6 +18,7 @@ from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import encode, quantize
 from pipeline.quantsim.placement import Placement, place
 from pipeline.quantsim.profiles import rules_of
+from pipeline.quantsim.qdq import insert_qdq
 from tests.pipeline.quantsim.pictures_of_qdq import model_of
 
 DRAW = np.random.default_rng(3)
@@ -144,3 +146,18 @@ def test_a_concat_shares_its_scale_on_a_target_that_ties_and_not_on_ort_cpu() ->
         for profile in ("ort-cpu", "qnn-htp")
     }
     assert groups == {"ort-cpu": ["b", "g", "y"], "qnn-htp": ["b", "b", "b"]}
+
+
+def test_a_stack_of_matrices_runs_with_optimizations() -> None:
+    """onnxruntime's QLinearMatMul takes no scale for each column of it."""
+    text = "g (float[2, 3, 8] x) => (float[2, 3, 8] y) { h = MatMul(x, w) r = Relu(h) y = MatMul(r, v) }"
+    stacks = {name: DRAW.standard_normal((2, 8, 8)).astype(np.float32) for name in "wv"}
+    model = model_of(text, 21, **stacks)
+    placement = place(model, rules_of(QuantSimConfig(profile="ort-cpu"), model))
+    ranges = {placed.site.group: (-16.0, 16.0) for placed in placement.quantized_sites()}
+    x = DRAW.standard_normal((2, 3, 8)).astype(np.float32)
+    quantized, floats = (
+        np.asarray(InferenceSession(attach(each).SerializeToString()).run(None, {"x": x})[0])
+        for each in (insert_qdq(model, encode(placement, ranges, model)), model)
+    )
+    assert np.abs(quantized - floats).max() < np.abs(floats).max() / 10
