@@ -31,15 +31,20 @@ def find_gelus(view: GraphView) -> Iterator[Candidate]:
 
 def _spelled_out(view: GraphView, curve: NodeProto) -> Iterator[Candidate]:
     """The first value after `curve` that is a GELU of a value before it, in any order of its operators."""
-    sources = list(islice(candidates_before(view, curve.input[0], POINTWISE), MOST_VALUES))
+    samples = _samples_before(view, curve)
     for last in _ends(view, curve):
-        for x in sources:
-            sample = Sample(view, {x: GRID})
+        for x, sample in samples.items():
             elements = sample.of(last.output[0])
             if elements is not None and any(_is_near(elements, form(GRID)) for form in (gelu, quick_gelu)):
                 nodes = _nodes_after(view, curve, last, sample)
                 yield Candidate(last, nodes, (x, curve.output[0], last.output[0]))
                 return
+
+
+def _samples_before(view: GraphView, curve: NodeProto) -> dict[str, Sample]:
+    """For each value that `curve` may be a function of, a sample that has `GRID` for it."""
+    sources = islice(candidates_before(view, curve.input[0], POINTWISE), MOST_VALUES)
+    return {x: Sample(view, {x: GRID}) for x in sources}
 
 
 def _ends(view: GraphView, curve: NodeProto) -> list[NodeProto]:
@@ -102,13 +107,12 @@ def _find_gates(view: GraphView, roots: Iterable[str], is_curve: Callable[[Array
 
 
 def _gates_at(view: GraphView, curve: NodeProto, is_curve: Callable[[Array], bool]) -> Iterator[Candidate]:
-    sources = list(islice(candidates_before(view, curve.input[0], POINTWISE), MOST_VALUES))
+    samples = _samples_before(view, curve)
     for last in _ends(view, curve):
-        for x in sources:
-            unknown = Sample(view, {x: GRID})
-            if unknown.of(last.output[0]) is not None or len(unknown.missing) != 1:
+        for x, known in samples.items():
+            if known.of(last.output[0]) is not None:
                 continue
-            (other,) = unknown.missing
+            other = _other_factor(view, x, last)
             sample = Sample(view, {x: GRID[:, None], other: np.array(FACTORS_OF_GATE)})
             elements = sample.of(last.output[0])
             gate, up = _product_before(view, x), _product_before(view, other)
@@ -120,6 +124,22 @@ def _gates_at(view: GraphView, curve: NodeProto, is_curve: Callable[[Array], boo
                 yield Candidate(last, (*products, *_nodes_after(view, curve, last, sample)), pins, allow_gaps=True)
 
 
+def _other_factor(view: GraphView, x: str, last: NodeProto) -> str:
+    """The value that the output of `last` is computed from, apart from `x`; a sum of several, such as the product with
+    a matrix and that of its adapter, counts as one."""
+    sample = Sample(view, {x: GRID})
+    sample.of(last.output[0])
+    if len(sample.missing) == 1:
+        return next(iter(sample.missing))
+    name, unknown = "", {last.output[0]}
+    while len(unknown) == 1:
+        (name,) = unknown
+        node = view.producers.get(name)
+        reads = node.input if node is not None and op_of(node) in FUNCTIONS else ()
+        unknown = {view.source(read) for read in reads if read and sample.of(read) is None}
+    return name
+
+
 def _curve_of(elements: Array) -> Array:
     """The curve f in f(gate)·(a·up + b), where `elements` has a row for each gate of `GRID` and a column for each up.
 
@@ -127,16 +147,16 @@ def _curve_of(elements: Array) -> Array:
     """
     low, middle, high = FACTORS_OF_GATE
     nothing = np.full_like(GRID, np.nan)
-    if elements.shape != (len(GRID), 3):
+    if elements.shape != (len(GRID), 3) or not np.isfinite(elements).all():
         return nothing
     slopes = (elements[:, 2] - elements[:, 0]) / (high - low)
     ends = elements[:, 0] - slopes * low
     factor = slopes[-1] / GRID[-1] + slopes[0] / GRID[0]
+    if not factor:
+        return nothing
     is_line = np.allclose(elements[:, 1], ends + slopes * middle, rtol=NEARLY, atol=NEARLY)
     is_sum = np.allclose(ends * slopes[-1], slopes * ends[-1], rtol=NEARLY, atol=NEARLY)
-    if not factor or not is_line or not is_sum:
-        return nothing
-    return slopes / factor
+    return slopes / factor if is_line and is_sum else nothing
 
 
 FACTORS_OF_GATE: Final = (-1.5, 0.5, 2.0)

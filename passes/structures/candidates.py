@@ -124,15 +124,18 @@ class _InstanceBuilder:
     def weights(self, candidate: Candidate) -> tuple[KeptWeight, ...]:
         return tuple(dict.fromkeys(self._kept_weights(candidate.nodes)))
 
-    def _core(self, node: NodeProto, members: Mapping[str, NodeProto], allow_gaps: bool) -> CoreNode:
-        op = op_of(node)
+    def _core(
+        self, node: NodeProto, members: Mapping[str, NodeProto], allow_gaps: bool, after: tuple[str, ...] = ()
+    ) -> CoreNode:
+        op, after = op_of(node), (*after, node.output[0])
         weights = [self._digests_of(name, op) for name in node.input if name]
         reads = self._far_members(node, members) if allow_gaps else self._near_members(node, members)
+        reads = [read for read in reads if read.output[0] not in after]  # the turns of a Loop lead back to its nodes
         return CoreNode(
             PROJECTION_OPS if op in PROJECTION_OPS and any(weights) and len(members) > 1 else frozenset({op}),
             frozenset(_attributes(node)),
             tuple(digests for digests in weights if digests),
-            tuple(dict.fromkeys(self._core(node, members, allow_gaps) for node in reads)),
+            tuple(dict.fromkeys(self._core(read, members, allow_gaps, after) for read in reads)),
             allow_gaps=allow_gaps,
         )
 

@@ -7,7 +7,8 @@ square. A group norm is an InstanceNormalization, or such a norm, between two Re
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -15,11 +16,11 @@ from typing import Final
 import numpy as np
 from onnx import NodeProto
 
-from passes.graph.op_facts import PASSING_OPS
+from passes.graph.op_facts import PASSING_OPS, SAME_OPS
 from passes.structures.axes import axes_of
 from passes.structures.candidates import Candidate, find_fused
 from passes.structures.matrices import matrix_of, matrix_values
-from passes.structures.samples import FUNCTIONS, REDUCTIONS, Sample, candidates_before
+from passes.structures.samples import FUNCTIONS, REDUCTIONS, Sample, candidates_before, is_size
 from passes.structures.view import DEQUANTIZE, QUANTIZE, GraphView
 from passes.weights.stand_ins import Array
 
@@ -75,8 +76,17 @@ class NormPattern:
         return self.nodes[-1]
 
 
-def find_norm_patterns(view: GraphView) -> Iterator[NormPattern]:
-    """Every layer norm and RMS norm that the graph has as several operators."""
+def find_norm_patterns(view: GraphView) -> Sequence[NormPattern]:
+    """Every layer norm and RMS norm that the graph has as several operators; looked for once in a view."""
+    if PATTERNS not in view.noted:
+        view.noted[PATTERNS] = tuple(_find_norm_patterns(view))
+    return view.noted[PATTERNS]
+
+
+PATTERNS: Final = "norms in several operators"
+
+
+def _find_norm_patterns(view: GraphView) -> Iterator[NormPattern]:
     for root in (node for op in ROOTS for node in view.by_op.get(op, ())):
         if root.op_type != "Pow" or view.scalar(root.input[1]) in (0.5, -0.5):
             yield from _norms_at(view, root)
@@ -89,18 +99,21 @@ def _norms_at(view: GraphView, root: NodeProto) -> Iterator[NormPattern]:
     reduction = next((node for node in before if node.op_type in REDUCTIONS), None)
     if reduction is None or not _is_over_features(view, reduction):
         return
-    size = _reduced_size(view, reduction)
+    size, axes = _reduced_size(view, reduction), _reduced_axes(view, reduction)
 
     def reduces(node: NodeProto) -> bool:
-        return _is_over_features(view, node) and _reduced_size(view, node) == size
+        return _reduced_axes(view, node) == axes and _reduced_size(view, node) == size
+
+    def sample(x: str, rows: Array, weigh: Callable[[str], Array]) -> Sample:
+        return Sample(view, {x: rows}, STATISTIC_OPS - SAME_OPS, reduces, size or rows.shape[1], weigh)
 
     sources = islice(candidates_before(view, start, THROUGH), MOST_VALUES)
-    samples = {x: Sample(view, {x: ROWS}, STATISTIC_OPS, reduces, size or ROWS.shape[1]) for x in sources}
+    samples = {x: sample(x, ROWS, lambda _: np.ones(())) for x in sources}
     quotients: set[str] = set()
     after = view.downstream(root.output[0], THROUGH, until=lambda node: node.output[0] in quotients)
     for node, _ in islice(after, MOST_VALUES):
         found = _norm_of(node.output[0], samples, size) if node.op_type in ("Mul", "Div", "Add", "Sub") else None
-        if found is not None:
+        if found is not None and _is_odd(sample(found[0], PAIRS, _draw_weight).of(node.output[0]), centred=found[1]):
             quotients.add(node.output[0])
             x, centred = found
             nodes = samples[x].nodes_of(node.output[0])
@@ -132,12 +145,35 @@ def _is_near(elements: Array, norm: Array, size: int) -> bool:
     """Whether the elements are those of a norm up to a sum and to the factor of an unbiased variance."""
     if elements.shape != norm.shape or not np.isfinite(elements).all():
         return False
-    slope, start = np.polyfit(norm.ravel(), elements.ravel(), 1)
+    slope = ((norm - norm.mean()) * elements).mean() / norm.var()
+    start = elements.mean() - slope * norm.mean()
     if not np.allclose(elements, slope * norm + start, rtol=NEARLY, atol=NEARLY):
         return False
     if size == 0:  # which is not known: then a sum may be divided by any number
         return not math.isclose(slope * slope * norm.shape[1], 1, rel_tol=NEARLY)
     return any(math.isclose(slope * slope, wanted, rel_tol=NEARLY) for wanted in (1, (size - 1) / size))
+
+
+def _is_odd(elements: Array | None, *, centred: bool) -> bool:
+    """Whether the elements of `PAIRS`, with weights of any size, are a norm times one factor for each column, plus one
+    sum for each: a row and its negative then have opposite norms, whichever ε is added."""
+    if elements is None or elements.shape != PAIRS.shape or not np.isfinite(elements).all():
+        return False
+    upper, lower = np.split(elements, 2)
+    odd, even = (upper - lower) / 2, (upper + lower) / 2
+    room = np.abs(odd).max()
+    rows = PAIRS[len(LENGTHS) - MOST_LARGE : len(LENGTHS)]
+    norm, large = _norm(rows - _mean(rows) if centred else rows), odd[-MOST_LARGE:]
+    factors = (norm * large).sum(0) / (norm * norm).sum(0)
+    return np.allclose(even, even[-1], rtol=0, atol=1e-4 * room) and np.allclose(
+        large, factors * norm, rtol=NEARLY, atol=NEARLY * room
+    )
+
+
+def _draw_weight(name: str) -> Array:
+    """Elements of a stored weight, which differ from those of other weights."""
+    draw = np.random.default_rng(zlib.crc32(name.encode()))
+    return draw.uniform(0.5, 2.0, ROWS.shape[1]) * draw.choice((-1.0, 1.0), ROWS.shape[1])
 
 
 def _mean(rows: Array) -> Array:
@@ -162,7 +198,7 @@ def _ends_of(view: GraphView, nodes: Sequence[NodeProto]) -> list[NodeProto]:
 
 
 def _has_weight(view: GraphView, node: NodeProto) -> bool:
-    return any(name in view.folded and view.scalar(name) is None for name in node.input)
+    return any(name in view.folded and view.scalar(name) is None and not is_size(view, name) for name in node.input)
 
 
 def scale_and_bias(view: GraphView, last: NodeProto, ops: Sequence[str] = ("Mul", "Add")) -> list[NodeProto]:
@@ -220,6 +256,15 @@ NEARLY: Final = 1e-2
 _DRAW: Final = np.random.default_rng(0).standard_normal((6, 33))
 ROWS: Final = 1e3 * (_DRAW[:, 1:] * np.arange(1, 7)[:, None] + 4 * _DRAW[:, :1])
 """Samples of what a norm divides: rows of other means and lengths, so large that no ε counts."""
+
+LENGTHS: Final = (1e-1, 1.0, 10.0, 1e3, 2e3, 4e3, 1e4)
+MOST_LARGE: Final = 4
+"""So many of the `LENGTHS` are so large that no ε counts."""
+
+_ROWS: Final = np.random.default_rng(1).standard_normal((len(LENGTHS), 33))
+_UPPER: Final = np.array(LENGTHS)[:, None] * (_ROWS[:, 1:] + 2 * _ROWS[:, :1])
+PAIRS: Final = np.concatenate([_UPPER, -_UPPER])
+"""Rows of other lengths, and the negative of each: a number that is added to x counts in some of them."""
 
 
 def _is_over_features(view: GraphView, reduction: NodeProto) -> bool:

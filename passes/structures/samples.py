@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -29,17 +31,19 @@ class Sample:
     Args:
         view: the index of the graph.
         known: value → its elements; all of these arrays can be broadcast to one shape.
-        through: operators that the computation passes over, since each element stays what it is.
+        layout: operators that may move what a reduction has left, and weights, but not the known elements.
         reduces: for a sample whose last axis stands for the `size` elements that a norm reduces. A sum is then `size`
-            times the mean, and a stored weight is a one.
+            times the mean, and a stored weight has `weigh` of its name for elements.
         size: of the reduced axes; also what the graph itself computes from sizes.
+        weigh: name of a stored weight → its elements.
     """
 
     view: GraphView
     known: Mapping[str, Array]
-    through: frozenset[str] = SAME_OPS
+    layout: frozenset[str] = frozenset()
     reduces: Axes | None = None
     size: int = 1
+    weigh: Callable[[str], Array] = lambda _: np.ones(())
     missing: dict[str, None] = field(default_factory=dict)
     """The values at which the computation stopped: not known, and made by an operator that is not in `FUNCTIONS`, or
     with a stored weight."""
@@ -60,7 +64,7 @@ class Sample:
 
     def nodes_of(self, name: str) -> tuple[NodeProto, ...]:
         """The nodes that make a value of the known values, in the order of the computation, without those of
-        `through`."""
+        `layout`."""
         found: dict[str, None] = {}
 
         def visit(value: str) -> None:
@@ -70,12 +74,14 @@ class Sample:
                 found[value] = None
 
         visit(self._origin(name))
-        return tuple(self.view.producers[value] for value in found)
+        nodes = (self.view.producers[value] for value in found)
+        return tuple(node for node in nodes if node.op_type not in self.layout)
 
     def _origin(self, name: str) -> str:
         while name not in self.known:
             node, before = self.view.producers.get(name), self.view.before_pair(name)
-            if node is not None and node.op_type in self.through and node.output[0] == name:
+            ops = SAME_OPS | self.layout if name in self.view.folded else SAME_OPS
+            if node is not None and node.op_type in ops and node.output[0] == name:
                 before = node.input[0]
             if before is None:
                 break
@@ -84,61 +90,90 @@ class Sample:
 
     def _compute(self, name: str) -> Array | None:
         view, is_norm = self.view, self.reduces is not None
+        if is_norm and name not in view.folded and self._is_before(name):
+            return np.array(float(self.size)) if is_size(view, name) else None
         number = view.scalar(name)
         if number is not None:
             return np.array(number)
-        if is_norm and _is_size(view, name):
+        if is_norm and is_size(view, name):
             return np.array(float(self.size))
         if is_norm and name in view.folded and not _is_single(view, name):
-            return np.array(_factor_of(view, name))
+            return self._weight(name)
         node = view.producers.get(name)
         op = "" if node is None else op_of(node)
         is_reduction = self.reduces is not None and node is not None and op in REDUCTIONS and self.reduces(node)
         if name in view.folded and op not in FUNCTIONS:
             return None
-        reads = [] if node is None else [self._origin(read) for read in node.input[: 1 if is_reduction else None]]
+        is_layout = op in self.layout
+        read_first = is_reduction or is_layout or op in BIASED_CURVES
+        reads = [] if node is None else [self._origin(read) for read in node.input[: 1 if read_first else None]]
         fixed = [read for read in reads if read in view.folded and read not in self.known]
-        if not (op in FUNCTIONS or is_reduction) or any(read and self.of(read) is None for read in fixed):
+        if not (op in FUNCTIONS or is_reduction or is_layout) or any(read and self.of(read) is None for read in fixed):
             self.missing[name] = None
             return None
         arrays = [self.of(read) if read else None for read in reads]
         if any(array is None and read for array, read in zip(arrays, reads, strict=True)):
             return None
+        first = arrays[0]
+        if is_layout and (first is None or (first.ndim and first.shape[-1] != 1)):
+            return None
         if any(read in self.known or read in self._reads for read in reads):
             self._reads[name] = reads
-        return REDUCTIONS[op](arrays[0], self.size) if is_reduction else FUNCTIONS[op](*arrays)
+        if is_layout:
+            return first
+        return REDUCTIONS[op](first, self.size) if is_reduction else FUNCTIONS[op](*arrays)
+
+    def _is_before(self, name: str) -> bool:
+        """Whether a value is computed before all that is known, and so from none of it."""
+        return self.view.positions.get(name, -1) < min(self.view.positions.get(known, -1) for known in self.known)
+
+    def _weight(self, name: str) -> Array:
+        """The elements of a stored weight, times the number that it is multiplied by before data meets it. A count of
+        the reduced elements is no weight, though it may be stored for each channel."""
+        values = self.view.small_constant(name)
+        if (
+            values is not None
+            and values.size
+            and (values == values[0]).all()
+            and values[0] in (self.size, self.size - 1)
+        ):
+            return np.array(float(values[0]))
+        node = self.view.producers.get(name)
+        for read in node.input if node is not None and node.op_type in ("Mul", "Div") else ():
+            number = self.view.scalar(read)
+            if node is not None and number:
+                other = self._weight(self._origin(self.view.other_operand(node, read)))
+                return other * number if node.op_type == "Mul" else other / number
+        return self.weigh(name)
 
 
 def candidates_before(view: GraphView, name: str, through: frozenset[str]) -> Iterator[str]:
     """The computed values that `name` may be a function of, nearest first, `name` itself among them."""
-    names = [name, *(read for node in view.upstream(name, through) for read in node.input if read)]
-    return (value for value in dict.fromkeys(map(view.source, names)) if value not in view.folded)
+    seen: set[str] = set()
+    for read in chain([name], (read for node in view.upstream(name, through) for read in node.input if read)):
+        value = view.source(read)
+        if value not in seen and value not in view.folded:
+            seen.add(value)
+            yield value
 
 
-def _is_size(view: GraphView, name: str) -> bool:
+def is_size(view: GraphView, name: str) -> bool:
     """Whether a value is computed from sizes alone."""
+    node = view.producers.get(name)
+    if node is None or node.op_type not in COUNTING | SIZES:
+        return False
     ops = {node.op_type for node in view.upstream(name, COUNTING)}
     return bool(ops & SIZES) and ops <= COUNTING | SIZES
 
 
 def _is_single(view: GraphView, name: str) -> bool:
+    """Whether a value is known to have one element."""
     dims = view.dims(name)
     return dims is not None and math.prod(size if isinstance(size, int) else 0 for size in dims) == 1
 
 
-def _factor_of(view: GraphView, name: str) -> float:
-    """The number that a stored weight is multiplied by before data meets it."""
-    node = view.producers.get(view.source(name))
-    for read in node.input if node is not None and node.op_type in ("Mul", "Div") else ():
-        number = view.scalar(read)
-        if node is not None and number:
-            factor = _factor_of(view, view.other_operand(node, view.source(read)))
-            return factor * number if node.op_type == "Mul" else factor / number
-    return 1.0
-
-
 def _mean(x: Array) -> Array:
-    return x.mean(-1, keepdims=True)
+    return x.mean(-1, keepdims=True) if x.ndim else x
 
 
 def _erf(x: Array) -> Array:
@@ -166,18 +201,21 @@ def _clip(x: Array, low: Array | None = None, high: Array | None = None) -> Arra
 FUNCTIONS: Final[Mapping[str, Callable[..., Array]]] = {
     **{"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Pow": np.power, "Neg": np.negative},
     **{
-        "Max": np.maximum,
-        "Min": np.minimum,
+        "Max": lambda *arrays: reduce(np.maximum, arrays),
+        "Min": lambda *arrays: reduce(np.minimum, arrays),
         "Clip": _clip,
         "Abs": np.abs,
         "Sqrt": np.sqrt,
         "Reciprocal": np.reciprocal,
     },
     **{"Exp": np.exp, "Tanh": np.tanh, "Erf": _erf, "Sigmoid": _sigmoid},
-    **dict.fromkeys(("Gelu", "com.microsoft.Gelu", "com.microsoft.FastGelu"), gelu),
+    **dict.fromkeys(("Gelu", *(f"com.microsoft.{name}" for name in ("Gelu", "FastGelu", "BiasGelu"))), gelu),
     **{"Swish": lambda x: x * _sigmoid(x), "com.microsoft.QuickGelu": quick_gelu},
 }
 """Operator → what it computes, element by element."""
+
+BIASED_CURVES: Final = frozenset({"com.microsoft.BiasGelu", "com.microsoft.FastGelu"})
+"""Curves of the sum of their first input and a bias: for a sample, their first input is that sum."""
 
 REDUCTIONS: Final[Mapping[str, Callable[..., Array]]] = {
     "ReduceMean": lambda x, _: _mean(x),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -64,6 +64,8 @@ class GraphView(GraphIndex):
         super().__init__(model.proto.graph if body is None else body, outer=outer)
         self.model = model
         self.body = body
+        self.noted: dict[str, Any] = {}
+        """What several finders ask for, by a name of the finder that looks for it."""
         self._outer = outer
         self._entries = entries
 

@@ -119,6 +119,20 @@ def test_roles_in_a_recurrence(write, state: str) -> None:
     assert [site.tight.name for site in instance.pins] == ["q", "k", "v"]
 
 
+def test_an_attention_of_what_a_loop_carries_is_named() -> None:
+    """Each turn reads the attention of the turn before: its nodes are computed from themselves."""
+    text = """
+    g (float[2, 8, 32] x) => (float[2, 8, 32] y) <float[32, 32] wq, float[32, 32] wk, float[32, 32] wv> {
+        n = Constant <value_int = 3> () go = Constant <value = bool {1}> ()
+        y = Loop <body = b (int64 i, bool c0, float[2, 8, 32] h) => (bool c1, float[2, 8, 32] a) {
+            c1 = Identity (c0) q = MatMul (h, wq) k = MatMul (h, wk) v = MatMul (h, wv)
+            kt = Transpose <perm = [0, 2, 1]> (k) s = MatMul (q, kt) p = Softmax <axis = -1> (s) a = MatMul (p, v)
+        }> (n, go, x)
+    }"""
+    said = STRUCTURES["attention"].find(detached(drawn(text)))
+    assert said.instances == () and "one inside of an If, a Loop or a Scan" in said.instead
+
+
 def test_one_matrix_names_the_step_that_takes_it_apart(context: PassContext) -> None:
     with pytest.raises(PolicyError, match=r"one matrix in the source already: w .*split-qkv.* or write 'qkv\?'"):
         run(merged_attention(), context, ["eliminate_identity"], keep=["qkv"])

@@ -67,6 +67,7 @@ OTHERS = {
     """,
     "silu by an exponential": "m = Neg (x) e = Exp (m) s = Add (e, one) y = Div (x, s)",
     "a sharper sigmoid": "k = Constant <value_float = 3.0> () s0 = Mul (k, x) s = Sigmoid (s0) y = Mul (x, s)",
+    "bounds of one operand and of three": "s = Sigmoid (x) m = Max (s) t = Max (m, x, half) y = Mul (t, x)",
     "gated by another value": "d = Div (z, root) e = Erf (d) p = Add (e, one) h = Mul (half, p) y = Mul (x, h)",
     "erf of something else": "e = Erf (x) p = Add (e, one) y = Mul (x, p)",
     "tanh without the cube": "t = Tanh (x) p = Add (t, one) h = Mul (x, p) y = Mul (h, half)",
@@ -104,7 +105,10 @@ def test_the_other_approximation_is_a_loss() -> None:
 
 # SwiGLU: a projection gated by the SiLU of another.
 
-GATED = "g (float[2, 4, 8] x) => (float[2, 4, 6] y) <float[8, 6] w, float[8, 6] v, float[6] b, float[8, 12] both>"
+GATED = """
+g (float[2, 4, 8] x) => (float[2, 4, 6] y)
+<float[8, 6] w, float[8, 6] v, float[6] b, float[8, 12] both, float[8, 2] fall, float[2, 6] rise>
+"""
 
 SWIGLUS = {
     "as Llama has it": "g0 = MatMul (x, w) s = Sigmoid (g0) a = Mul (g0, s) u = MatMul (x, v) y = Mul (a, u)",
@@ -134,6 +138,10 @@ SWIGLUS = {
     "by Einsum, as experts have it": """
         g0 = Einsum <equation = "btd,df->btf"> (x, w) s = Sigmoid (g0) a = Mul (g0, s)
         u = Einsum <equation = "btd,df->btf"> (x, v) y = Mul (a, u)
+    """,
+    "with an adapter": """
+        g0 = MatMul (x, w) s = Sigmoid (g0) a = Mul (g0, s) u0 = MatMul (x, v) down = MatMul (x, fall)
+        up = MatMul (down, rise) u = Add (u0, up) y = Mul (a, u)
     """,
 }
 NO_SWIGLUS = {
@@ -184,6 +192,13 @@ def test_gemm_instead_of_matmul_and_sum_is_no_loss() -> None:
 
 
 GEGLUS = {
+    "op that adds the bias": "g = MatMul (x, w) a = com.microsoft.BiasGelu (g, b) u = MatMul (x, v) y = Mul (u, a)",
+    "faster op that adds a bias": """
+        g = MatMul (x, w) a = com.microsoft.FastGelu (g, b) u = MatMul (x, v) y = Mul (u, a)
+    """,
+    "faster op that adds what is computed": """
+        g = MatMul (x, w) a = com.microsoft.FastGelu (g, g) u = MatMul (x, v) y = Mul (u, a)
+    """,
     "op": "g = MatMul (x, w) a = Gelu (g) u = MatMul (x, v) y = Mul (u, a)",
     "spelled out": """
         root = Constant <value_float = 1.4142135> () two = Constant <value_float = 2.0> ()

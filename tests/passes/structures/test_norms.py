@@ -159,6 +159,24 @@ NEITHER = {
         m = ReduceMean (x, middle) d = Sub (x, m) q = Pow (d, two) v = ReduceMean (q, last) e = Add (v, eps)
         s = Sqrt (e) y = Div (x, s)
     """,
+    "a mean of weighted squares": NUMBERS
+    + "q = Mul (x, x) qw = Mul (q, w) v = ReduceMean (qw, last) e = Add (v, eps) s = Sqrt (e) y = Div (x, s)",
+    "a length with other weights": NUMBERS
+    + """
+        xw = Mul (x, w) xb = Mul (x, b) q = Mul (xb, xb) v = ReduceMean (q, last) e = Add (v, eps) s = Sqrt (e)
+        y = Div (xw, s)
+    """,
+    "a vector added within the mean": NUMBERS
+    + "z = Add (x, b) q = Mul (z, z) v = ReduceMean (q, last) e = Add (v, eps) s = Sqrt (e) y = Div (x, s)",
+    "a number added within the mean": NUMBERS
+    + "z = Add (x, two) q = Mul (z, z) v = ReduceMean (q, last) e = Add (v, eps) s = Sqrt (e) y = Div (x, s)",
+    "a running mean": NUMBERS
+    + "d = Sub (x, b) q = Mul (x, x) v = ReduceMean (q, last) e = Add (v, eps) s = Sqrt (e) y = Div (d, s)",
+    "a learned divisor": NUMBERS
+    + """
+        m = ReduceMean (x, last) d = Sub (x, m) q = Pow (d, two) v = ReduceMean (q, last) sum = Add (v, w)
+        s = Sqrt (sum) y = Div (d, s)
+    """,
     "an exponential of the variance": NUMBERS
     + """
         m = ReduceMean (x, last) d = Sub (x, m) q = Pow (d, two) v0 = ReduceMean (q, last) v = Exp (v0)
@@ -210,6 +228,51 @@ def test_rms_norm(form: str) -> None:
 def test_other_sums_of_squares_are_neither(form: str) -> None:
     assert found("layernorm", model(NEITHER[form])) == ()
     assert found("rmsnorm", model(NEITHER[form])) == ()
+
+
+SQUARES = {
+    "the mean of another axis": """
+        m = ReduceMean (x, middle) z = ReduceMean (x, last) d2 = Sub (x, z) q = Mul (d2, d2) v = ReduceMean (q, last)
+        e = Add (v, eps) s = Sqrt (e) d = Sub (x, m) y = Div (d, s)
+    """,
+    "the moments of two axes": """
+        m = ReduceMean (x, middle) xx = Mul (x, x) q = ReduceMean (xx, last) mm = Mul (m, m) v = Sub (q, mm)
+        e = Add (v, eps) s = Sqrt (e) d = Sub (x, m) y = Div (d, s)
+    """,
+    "the lengths of the columns": """
+        t = Transpose <perm = [0, 2, 1]> (x) q = Mul (t, t) v = ReduceMean (q, last) e = Add (v, eps) s = Sqrt (e)
+        y = Div (x, s)
+    """,
+}
+
+
+@pytest.mark.parametrize("form", SQUARES)
+def test_rows_and_columns_of_one_size_are_told_apart(form: str) -> None:
+    head = "g (float[2, 8, 8] x) => (float[2, 8, 8] y) <int64[1] last = {-1}, int64[1] middle = {1}>"
+    text = drawn(f"{head} {{ {NUMBERS} {SQUARES[form]} }}")
+    assert found("layernorm", text) == () and found("rmsnorm", text) == ()
+
+
+@pytest.mark.parametrize("bias", ["", "y = Add (nw, b)"], ids=["no bias", "bias"])
+def test_the_scale_of_a_norm_over_a_computed_size_belongs_to_it(bias: str) -> None:
+    """A factor that the graph computes from sizes is no scale."""
+    text = f"""{NUMBERS}
+        at = Constant <value_ints = [2]> () sizes = Shape (x) size = Gather (sizes, at) n0 = ReduceProd <keepdims = 0>
+        (size) f = Cast <to = 1> (n0) f1 = Sub (f, one) m = ReduceMean (x, last) d = Sub (x, m) q = Mul (d, d)
+        v0 = ReduceMean (q, last) v1 = Mul (v0, f) v = Div (v1, f1) s = Sqrt (v) e = Add (s, eps) n = Div (d, e)
+        {"nw" if bias else "y"} = Mul (n, w) {bias}"""
+    (instance,) = found("layernorm", model(text))
+    assert instance.core is not None and instance.core.value == "y"
+
+
+def test_a_count_that_is_stored_for_each_channel() -> None:
+    """As PatchTST has it after folding."""
+    text = f"""
+    g (float[2, 6, 3] x) => (float[2, 6, 3] y) <float[1, 1, 3] count = {{6.0, 6.0, 6.0}}, int64[1] middle = {{1}}> {{
+        {NUMBERS} t = ReduceSum (x, middle) m = Div (t, count) d = Sub (x, m) q = Pow (d, two)
+        u = ReduceSum (q, middle) v = Div (u, count) e = Add (v, eps) s = Sqrt (e) y = Div (d, s)
+    }}"""
+    assert names(found("layernorm", drawn(text))) == ["y"]
 
 
 def test_layer_norm_over_the_channels_of_an_image() -> None:
