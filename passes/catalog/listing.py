@@ -254,7 +254,9 @@ UNPICTURED: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         ("extract", "outputs", "rename", "fix-shapes", "change-batch"), "what it does follows from what it is asked for"
     ),
-    **dict.fromkeys(("to-fp16", "to-bf16"), "it computes in another type, within the tolerance of that type"),
+    **dict.fromkeys(
+        ("to-fp16", "to-bf16", "to-float32"), "it computes in another type, within the tolerance of that type"
+    ),
     "infer_shapes": "it writes types and shapes, and leaves every operator as it is",
     "shape_inference": "it writes types and shapes, and leaves every operator as it is",
     "set_unique_name_for_nodes": "it writes names, and leaves every operator as it is",

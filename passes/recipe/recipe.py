@@ -312,6 +312,7 @@ OWN_STEPS: Final = StepTypes(
         "change-batch": "rewrites.interface.ChangeBatch",
         "to-fp16": "rewrites.half_precision.ToFp16",
         "to-bf16": "rewrites.half_precision.ToBf16",
+        "to-float32": "rewrites.to_float32.ToFloat32",
         "to-matmul-nbits": "rewrites.matmul_nbits.ToMatMulNBits",
         "from-matmul-nbits": "rewrites.matmul_nbits.FromMatMulNBits",
         "take-weights": "rewrites.take_weights.TakeWeights",

@@ -189,10 +189,9 @@ def _check_dtypes(sites: Sequence[Site], taken: Collection[str]) -> None:
     dtypes = {site.dtype for site in weights or sites}
     if dtypes and dtypes.isdisjoint(taken):
         what, found = "weights" if weights else "tensors", " and ".join(sorted(dtypes))
-        raise UsageError(
-            f"quantsim: the {what} of the model are {found}, and only float32 is simulated; convert the model to "
-            "float32 first"
-        )
+        is_half = dtypes <= {"float16", "bfloat16"}
+        advice = "put to-float32 into quantsim.prepare" if is_half else "export the model in float32 (module.float())"
+        raise UsageError(f"quantsim: the {what} of the model are {found}, and only float32 is simulated; {advice}")
 
 
 def _constants_without_range(sites: Iterable[Site], model: DetachedModel) -> Iterator[Site]:
