@@ -103,7 +103,7 @@ def _generate_texts(part: TaskPart, models: Path, config: RunConfig) -> tuple[Se
             for place, length in enumerate(prompts_of(parts))
         ]
     judged_as, note = "float32", ""
-    if isinstance(part, StaticDecoder) and part.scales:
+    if isinstance(part, StaticDecoder) and part.is_rounded:
         exact, texts = texts, [generate_by_part(part, text) for text in texts]
         same = sum(_first_difference(text, other.tokens) for text, other in zip(exact, texts, strict=True))
         note = f"{same} of {sum(len(text.tokens) for text in exact)} tokens are those of a cache that is not rounded"

@@ -195,6 +195,7 @@ def test_scales_of_tokens_are_states_of_a_cache_in_int8(place: Path) -> None:
     assert isinstance(result, PartsResult)
     report = json.loads((result.folder / "report.json").read_text())
     assert {chain["backend"]: chain["equal"] for chain in report["chain"]} == {"onnxruntime": 64, "plan": 64}
+    assert all("of 64 tokens are those of a cache that is not rounded" in chain["why"] for chain in report["chain"])
     row = json.loads((result.models / "kv_mapping.json").read_text())["layers"][1]
     assert (row["prefill_key_scale_output"], row["decode_value_scale_input"]) == (
         "present.1.key_scale",

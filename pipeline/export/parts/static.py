@@ -52,7 +52,7 @@ class StaticDecoder(DecoderPart):
     ) -> None:
         super().__init__(model, folder, last_only=last_only)
         assert cache.length is not None
-        self.length, self.tokens = cache.length, tokens
+        self.length, self.tokens, self.is_rounded = cache.length, tokens, cache.dtype == KEPT
         kind, limit = switch_of_rotation(model.config) or ("", self.length)
         if self.length > limit:
             raise SourceError(
