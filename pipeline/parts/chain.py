@@ -14,10 +14,12 @@ import torch
 
 from passes.proof.numbers import STEPS, TOLERANCES
 from pipeline.config import ModelConfig, RunConfig
+from pipeline.errors import SourceError
 from pipeline.export.call_watch import capture_output
 from pipeline.export.parts.holder import TaskPart
 from pipeline.export.parts.states import KEPT
 from pipeline.export.parts.static import StaticDecoder
+from pipeline.export.user_code import first_line
 from pipeline.parts import image_text
 from pipeline.parts.first_call import prove_first_call
 from pipeline.parts.generate import Reader, continue_text, open_reader, take_largest
@@ -169,6 +171,9 @@ def generate_greedily(
 
     Settings of the model's own are left aside, and so is what a class has in place of the common method: Whisper's cuts
     the sound into pieces, and calls that method for each.
+
+    Raises:
+        SourceError: the model raises.
     """
     from transformers import GenerationConfig, GenerationMixin
 
@@ -181,6 +186,11 @@ def generate_greedily(
             result = common.generate(
                 model, **inputs, generation_config=settings, return_dict_in_generate=True, output_logits=True
             )
+    except Exception as error:  # a model's forward may raise anything
+        raise SourceError(
+            f"model.task: transformers' own generate of {type(model).__name__} raises {first_line(error)}, so there is "
+            "no text to compare the chain with; expected a configuration whose tokens are in the vocabulary"
+        ) from error
     finally:
         model.generation_config = own
     return tuple(result.sequences[0, -count:].tolist()), torch.cat(result.logits).float().numpy()

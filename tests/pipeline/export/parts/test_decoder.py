@@ -17,7 +17,7 @@ from pipeline.export import TorchSource, load_source
 from pipeline.export.exported import name_dims
 from pipeline.export.parts.decoder import CachedDecoder
 from pipeline.export.parts.draws import CALLS, make_feeds
-from pipeline.parts.chain import generate_by_torch
+from pipeline.parts.chain import generate_by_torch, generate_greedily
 
 QUICK = ("Llama", "Gemma 3", "Falcon-H1")
 """One with keys and values alone, one with a window, one with all kinds of states in one layer."""
@@ -90,6 +90,11 @@ def test_the_last_logits_alone() -> None:
     )
     assert last.shape == (1, 1, every.shape[2])
     torch.testing.assert_close(last, every[:, -1:])
+
+
+def test_a_model_that_raises_in_its_own_generate_is_one_sentence() -> None:
+    with pytest.raises(SourceError, match="own generate of LlamaForCausalLM raises IndexError: index out of range"):
+        generate_greedily(make_model("Llama"), 2, input_ids=torch.tensor([[10**6]]))
 
 
 def test_a_model_that_generates_no_text_is_one_sentence() -> None:
