@@ -153,7 +153,7 @@ def trials_of(settings: QuantSimConfig, installed: Collection[str]) -> tuple[Com
     chains += [(({name: {"add_nodes": True}},), gptq) for name in ("smooth-quant", "awq")]
     chains += [(("cross-layer-equalization",), gptq)]
     found = [Combination(weights, *chain) for chain in chains for weights in (DEFAULT_FORMAT, "int4/channel")]
-    found += [
+    found[4:4] = [  # next to GPTQ without options, whose time they take
         Combination("int4/channel", optimize=use_gptq(mse=True)),  # where it gains most
         Combination("uint4/block32", optimize=use_gptq(act_order=True)),
     ]
