@@ -30,9 +30,16 @@ def find_attentions(view: GraphView) -> Iterator[Candidate]:
             after = view.downstream(softmax.output[0], AFTER - mixers)
             scores = next((up for up in before if _is_joint(view, up)), None)
             context = next((down for down, _ in after if _is_joint(view, down)), None)
-            if scores is not None and context is not None:
+            if scores is not None and context is not None and (op != "Exp" or _has_sum(view, softmax)):
                 pins = (scores.output[0], softmax.output[0], context.output[0])
                 yield Candidate(context, (scores, softmax, context), pins, allow_gaps=True)
+
+
+def _has_sum(view: GraphView, exponential: NodeProto) -> bool:
+    """Whether a sum divides the results of an Exp, or its logarithm is subtracted from what the Exp reads."""
+    after = (node for node, _ in view.downstream(exponential.output[0], AFTER - MIXERS))
+    before = view.upstream(exponential.input[0], BEFORE - MIXERS)
+    return any(node.op_type == "ReduceSum" for node in after) or any(node.op_type in LOGARITHMS for node in before)
 
 
 def _is_joint(view: GraphView, node: NodeProto) -> bool:
@@ -321,6 +328,8 @@ STATE: Final = BETWEEN | {
     *("CumSum", "ReduceSum", "Concat", "Slice", "Gather", "Neg", "Pad", "ScatterND", "ScatterElements")
 }
 """Further ops allowed between the two products: they sum products of keys and values, at once or by steps."""
+
+LOGARITHMS: Final = frozenset({"Log", "ReduceLogSum", "ReduceLogSumExp", "LogSoftmax"})
 
 MIXERS: Final = frozenset({"MatMul", "Einsum"})
 """Products with weights that mix heads, as talking heads do."""

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from itertools import chain, combinations, islice, permutations
 from typing import Final
 
+import numpy as np
 from onnx import NodeProto
 
 from passes.graph.op_facts import ARRANGING
 from passes.structures.candidates import Candidate, find_fused
+from passes.structures.matrices import matrix_of, matrix_values
 from passes.structures.view import DEQUANTIZE, QUANTIZE, GraphView, carried_inputs
 
 
@@ -39,9 +41,10 @@ def _find_turned_values(view: GraphView, total: NodeProto) -> Iterator[Candidate
             joined = next((node for node in between if node.op_type in ("Concat", "MatMul")), None)
             if joined is None:
                 continue
-            before = {node.output[0] for node in _linear_nodes(view, joined.output[0], x)}
-            negations = [node for node in between if node.op_type == "Neg" and node.output[0] in before]
+            negations = _negations(view, joined, x)
             tables = view.other_operand(straight, x), view.other_operand(rotated, turned)
+            if negations is None:
+                continue
             if negations or all(_reads(view, table, op) for table, op in zip(tables, ("Cos", "Sin"), strict=True)):
                 nodes = (*negations[:1], joined, rotated, straight, total)
                 yield Candidate(total, nodes, (x, joined.output[0], total.output[0]))
@@ -59,6 +62,27 @@ def _find_products_with_rotations(view: GraphView, total: NodeProto) -> Iterator
                 and all(_reads(view, table, op) for table, op in itertools.product(tables, ("Cos", "Sin")))
             ):
                 yield Candidate(total, (first, second, total), (a, b, total.output[0]))
+
+
+def _negations(view: GraphView, joined: NodeProto, x: str) -> list[NodeProto] | None:
+    """The Neg of some parts of x that `joined` puts in another order, or that its matrix does; None if it does
+    something else."""
+    if joined.op_type == "MatMul":
+        return [] if _is_turn(view, joined.input[1]) else None
+    parts = [_linear_nodes(view, name, x) for name in joined.input]
+    negations = [next((node for node in part if node.op_type == "Neg"), None) for part in parts]
+    if all(negations) or not all(any(node.op_type in PARTS for node in part) for part in parts):
+        return None
+    return [node for node in negations if node is not None]
+
+
+def _is_turn(view: GraphView, name: str) -> bool:
+    """Whether a constant matrix makes two features of each pair change places, perhaps with a sign."""
+    matrix = matrix_of(view, name)
+    values = None if matrix is None else matrix_values(view, matrix)
+    if values is None or values.ndim != 2 or values.shape[0] != values.shape[1] or np.diag(values).any():
+        return False
+    return bool((np.abs(values) @ np.abs(values) == np.eye(len(values))).all())
 
 
 def _linear_nodes(view: GraphView, name: str, x: str) -> list[NodeProto]:
@@ -129,6 +153,9 @@ CUTS: Final = frozenset(
     {"Slice", "Split", "SplitToSequence", "SequenceAt", "Gather", "Identity", "Squeeze", QUANTIZE, DEQUANTIZE}
 )
 """Ops that take a half, or every second element, and what may be between two of them."""
+
+PARTS: Final = frozenset({"Slice", "Split", "SequenceAt", "Gather", "GatherND"})
+"""Ops that take a part of a value."""
 
 BETWEEN: Final = ARRANGING | {QUANTIZE, DEQUANTIZE, "Clip"}
 """Ops that may be between two steps of a rotary embedding."""

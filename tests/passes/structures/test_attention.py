@@ -35,6 +35,8 @@ FORMS = {
     "soft cap": "s0 = MatMul (q, k) s1 = Tanh (s0) p = Softmax <axis = -1> (s1) y = MatMul (p, v)",
 }
 OTHERS = {
+    "exponentials that no sum divides": "s = MatMul (q, k) p = Exp (s) y = MatMul (p, v)",
+    "a decay by distance": "s = MatMul (q, k) d = Abs (s) n = Neg (d) p = Exp (n) y = MatMul (p, v)",
     "a softmax at the end": "s = MatMul (q, k) p = Softmax (s) r = Relu (p) y = MatMul (r, v)",
     "an exponential of features, as in linear attention": """
         e = Exp (k) state = MatMul (e, v) y = MatMul (q, state)

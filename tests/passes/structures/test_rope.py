@@ -12,11 +12,12 @@ HEAD = """
 g (float[1, 2, 4, 8] x, float[1, 1, 4, 8] cos, float[1, 1, 4, 8] sin, float[1, 1, 4, 4] c, float[1, 1, 4, 4] s)
     => (float[1, 2, 4, 8] y)
 <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] half = {4}, int64[1] all = {8},
- int64[1] last = {-1}, float[8, 8] turn>
+ int64[1] last = {-1}, float[8, 8] wide>
 """
 HALVES = "left = Slice (x, zero, half, last) right = Slice (x, half, all, last)"
 TURNED = "minus = Neg (right) turned = Concat <axis = -1> (minus, left)"
 
+TURN = ", ".join(str((row - column == 4) - (column - row == 4)) for row in range(8) for column in range(8))
 FORMS = {
     "halves, as Llama has it": f"""
         {HALVES} {TURNED}
@@ -45,7 +46,8 @@ FORMS = {
         {HALVES} swapped = Concat <axis = -1> (right, left) c0 = Cos (cos) s0 = Sin (c) less = Neg (s0)
         s1 = Concat <axis = -1> (less, s0) straight = Mul (x, c0) across = Mul (swapped, s1) y = Add (straight, across)
     """,
-    "turned by a matrix": """
+    "turned by a matrix": f"""
+        turn = Constant <value = float[8, 8] {{{TURN}}}> ()
         c0 = Cos (cos) s0 = Sin (cos) turned = MatMul (x, turn) straight = Mul (c0, x) across = Mul (turned, s0)
         y = Add (straight, across)
     """,
@@ -71,6 +73,22 @@ MATRICES = """
     ma = Gather <axis = -1> (m, first) mb = Gather <axis = -1> (m, second)
 """
 OTHERS = {
+    "both halves negated": f"""
+        {HALVES} a = Neg (left) b = Neg (right) turned = Concat <axis = -1> (b, a)
+        straight = Mul (x, cos) across = Mul (turned, sin) y = Add (straight, across)
+    """,
+    "a projection": """
+        c0 = Cos (cos) s0 = Sin (sin) turned = MatMul (x, wide) straight = Mul (c0, x) across = Mul (turned, s0)
+        y = Add (straight, across)
+    """,
+    "a projection of the negative, both with gates": """
+        minus = Neg (x) turned = MatMul (minus, wide) straight = Mul (x, cos) across = Mul (turned, sin)
+        y = Add (straight, across)
+    """,
+    "the negative alone": """
+        minus = Neg (x) two_ = Concat <axis = -1> (minus, x) turned = Slice (two_, zero, all, last)
+        straight = Mul (x, cos) across = Mul (turned, sin) y = Add (straight, across)
+    """,
     "parts of another value": f"""{MATRICES}
         z0 = Relu (x) z1 = Reshape (z0, split) z = Gather <axis = -1> (z1, second)
         left = Mul (ma, a) right = Mul (mb, z) sum = Add (left, right) y = Reshape (sum, shape)
