@@ -195,7 +195,8 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _clip(x: Array, low: Array | None = None, high: Array | None = None) -> Array:
-    return np.clip(x, -math.inf if low is None else low, math.inf if high is None else high)
+    least, most = (-math.inf if low is None else low), (math.inf if high is None else high)
+    return np.clip(x, least, np.where(most < LARGEST_HALF, most, math.inf))
 
 
 FUNCTIONS: Final[Mapping[str, Callable[..., Array]]] = {
@@ -213,6 +214,9 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Array]]] = {
     **{"Swish": lambda x: x * _sigmoid(x), "com.microsoft.QuickGelu": quick_gelu},
 }
 """Operator → what it computes, element by element."""
+
+LARGEST_HALF: Final = 65504.0
+"""The largest number of float16: as a bound it only prevents infinity, which float64 has no need of."""
 
 BIASED_CURVES: Final = frozenset({"com.microsoft.BiasGelu", "com.microsoft.FastGelu"})
 """Curves of the sum of their first input and a bias: for a sample, their first input is that sum."""

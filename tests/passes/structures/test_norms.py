@@ -129,6 +129,11 @@ RMS_NORMS = {
         q = Mul (x, x) v = ReduceMean (q, last) e = Add (v, eps) s = Sqrt (e) r = Reciprocal (s) rw = Mul (r, w)
         y = Mul (x, rw)
     """,
+    "a mean square within the range of float16": NUMBERS
+    + """
+        most = Constant <value_float = 65504.0> () q = Pow (x, two) v = ReduceMean (q, last) e = Clip (v, eps, most)
+        s = Sqrt (e) n = Div (x, s) y = Mul (n, w)
+    """,
     "without a scale": NUMBERS
     + "q = Pow (x, two) v = ReduceMean (q, last) e = Add (v, eps) s = Sqrt (e) y = Div (x, s)",
     "onnxruntime's op": "y = SimplifiedLayerNormalization <axis = -1, epsilon = 1e-6> (x, w)",
