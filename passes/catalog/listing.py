@@ -114,11 +114,11 @@ def _single_entry(step: Step, runs: Runs) -> CatalogEntry:
 
 def _step_entry(step: Step) -> CatalogEntry:
     runs = "default" if step.name in (*TORCH_RECIPE, *CLEANING) else "extra"
-    taken = {} if step.hands_on_options else {name: _plain(getattr(step, name)) for name in options_of(type(step))}
+    taken = {} if step.hands_on_options else {name: _unfreeze(getattr(step, name)) for name in options_of(type(step))}
     return replace(_entry(step.name, step.source, runs, step.description), options=taken)
 
 
-def _plain(default: Any) -> Any:
+def _unfreeze(default: Any) -> Any:
     """A default as a recipe writes it."""
     return dict(default) if isinstance(default, Mapping) else list(default) if isinstance(default, tuple) else default
 

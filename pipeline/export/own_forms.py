@@ -77,7 +77,7 @@ def translate_solve(self: Any, right: Any, *, left: bool = True) -> Any:
         batch = op.Shape(self, end=-2)
         result = _solve(self, op.Expand(right, op.Concat(batch, op.Shape(right, start=-2), axis=0)), _rows(self))
         return op.Squeeze(result, last) if is_vector else result
-    return _transposed(_solve(_transposed(self, rank), _transposed(right, rank), _rows(self)), rank)
+    return _transpose(_solve(_transpose(self, rank), _transpose(right, rank), _rows(self)), rank)
 
 
 def _solve(matrix: Any, right: Any, count: int) -> Any:
@@ -103,7 +103,7 @@ def _solve(matrix: Any, right: Any, count: int) -> Any:
 def translate_cholesky(self: Any, upper: bool = False) -> Any:
     """`aten.linalg_cholesky`, column by column: NaN where the matrix is not positive definite."""
     count, rank = _rows(self), len(self.shape)
-    rest = _transposed(self, rank) if upper else self
+    rest = _transpose(self, rank) if upper else self
     zero = op.CastLike(op.Constant(value_float=0.0), self)
     columns = []
     for at in range(count):
@@ -111,9 +111,9 @@ def translate_cholesky(self: Any, upper: bool = False) -> Any:
         column = op.Slice(rest, *ends, op.Constant(value_ints=[-1]))
         root = op.Sqrt(op.Slice(column, *ends, op.Constant(value_ints=[-2])))
         columns.append(op.Where(_constant(np.arange(count)[:, None] < at), zero, op.Div(column, root)))
-        rest = op.Sub(rest, op.MatMul(columns[-1], _transposed(columns[-1], rank)))
+        rest = op.Sub(rest, op.MatMul(columns[-1], _transpose(columns[-1], rank)))
     factor = op.Concat(*columns, axis=-1)
-    return _transposed(factor, rank) if upper else factor
+    return _transpose(factor, rank) if upper else factor
 
 
 def translate_slogdet(self: Any) -> tuple[Any, Any]:
@@ -141,7 +141,7 @@ def _rows(matrix: Any) -> int:
     return count
 
 
-def _transposed(matrix: Any, rank: int) -> Any:
+def _transpose(matrix: Any, rank: int) -> Any:
     return op.Transpose(matrix, perm=[*range(rank - 2), rank - 1, rank - 2])
 
 

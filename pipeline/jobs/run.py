@@ -89,7 +89,7 @@ def _find_missing(jobs: Sequence[Job], known: Collection[str]) -> list[Job]:
     serving = {key for job in jobs for key in job.after}
     missing: list[Job] = []
     for job in reversed(jobs):
-        is_wanted = job.key not in serving or any(job.key in other.after for other in missing)
+        is_wanted = job.key not in serving or any(job.key in later.after for later in missing)
         if is_wanted and job.key not in known:
             missing.append(job)
     return missing[::-1]
