@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -106,31 +107,7 @@ class Description:
     reads: Reads
 
 
-def structure(does: str) -> Description:
-    """The description of a pass that reads operators, attributes and shapes alone.
-
-    Args:
-        does: what the pass does, in one sentence without a full stop.
-
-    Returns:
-        The description.
-    """
-    return Description(does, "structure")
-
-
-def values(does: str) -> Description:
-    """The description of a pass that reads or computes the elements of weights.
-
-    Args:
-        does: what the pass does, in one sentence without a full stop.
-
-    Returns:
-        The description.
-    """
-    return Description(does, "values")
-
-
-UNDESCRIBED: Final = values("not described by this release of onnxline")
+UNDESCRIBED: Final = Description("not described by this release of onnxline", "values")
 """The description of a pass that the installed library has and its adapter says nothing of."""
 
 
@@ -138,7 +115,11 @@ class Step:
     """One ONNX → ONNX pass, with its options as the fields of a frozen dataclass.
 
     A subclass gives it a `name` and `apply`, and a `source` if it calls a library; the rest has defaults, which suit a
-    step that runs no other passes inside.
+    step that runs no other passes inside. With `reads` the first sentence of its docstring is its description:
+
+        @dataclass(frozen=True, slots=True)
+        class DropIdentity(Step, name="drop-identity", reads="structure"):
+            '''Remove Identity nodes. The outputs of the model keep their names.'''
     """
 
     __slots__ = ()
@@ -216,6 +197,16 @@ class Step:
 
     narrows: bool = False
     """Whether the step was asked to change the declared shapes of the model's inputs."""
+
+    def __init_subclass__(cls, *, name: str = "", source: str = "", reads: Reads | None = None) -> None:
+        if name:
+            cls.name = name
+        if source:
+            cls.source = source
+        if reads is not None:
+            paragraph, _, _ = inspect.cleandoc(cls.__doc__ or "").partition("\n\n")
+            does, _, _ = " ".join(paragraph.split()).partition(". ")
+            cls.description = Description(does.removesuffix("."), reads)
 
     @staticmethod
     def import_library() -> None:

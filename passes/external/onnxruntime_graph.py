@@ -28,15 +28,16 @@ from passes.external.installed import TABLES, ask, read_groups, read_table, refu
 from passes.external.through_files import give_back_inputs, through_files, write
 from passes.graph.index import replace_entries
 from passes.graph.traversal import every_node
-from passes.step import CompositeStep, Description, PassResult, values
+from passes.step import CompositeStep, PassResult
 from passes.weights.detached import DetachedModel
 
 TABLE: Final = read_table("onnxruntime")
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxRuntimeGraph(CompositeStep):
-    """Save what an onnxruntime session makes of the model when it is loaded.
+class OnnxRuntimeGraph(CompositeStep, name="onnxruntime", reads="values", source="onnxruntime"):
+    """Save what onnxruntime's own graph optimization makes of the model. An onnxruntime session does it when it loads
+    the model.
 
     Args:
         level: `basic`, `extended`, `layout` or `all`.
@@ -46,9 +47,6 @@ class OnnxRuntimeGraph(CompositeStep):
     level: str = "extended"
     disabled_optimizers: Sequence[str] = ()
     left_out: tuple[str, ...] = ()
-    name: str = field(default="onnxruntime", init=False)
-    source: str = field(default="onnxruntime", init=False)
-    description: ClassVar[Description] = values("Save what onnxruntime's own graph optimization makes of the model")
     limits: ClassVar[tuple[str, ...] | None] = ()
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = TABLE.destroys
     destroys_equals: ClassVar[tuple[str, ...]] = TABLE.destroys_equals
@@ -212,8 +210,8 @@ ENUMS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxRuntimeFusions(CompositeStep):
-    """Run `onnxruntime.transformers.optimizer.optimize_model`.
+class OnnxRuntimeFusions(CompositeStep, name="onnxruntime_fusions", reads="values", source="onnxruntime"):
+    """Run onnxruntime's fusions for transformers. The call is `onnxruntime.transformers.optimizer.optimize_model`.
 
     Args:
         model_type: the library's name for the family; its fusions differ by it. `bert` is the general one.
@@ -230,9 +228,6 @@ class OnnxRuntimeFusions(CompositeStep):
     opt_level: int = 0
     flags: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
-    name: str = field(default="onnxruntime_fusions", init=False)
-    source: str = field(default="onnxruntime", init=False)
-    description: ClassVar[Description] = values("Run onnxruntime's fusions for transformers")
     limits: ClassVar[tuple[str, ...] | None] = ()
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = read_table("onnxruntime_fusions").destroys
     hands_on_options: ClassVar[bool] = True

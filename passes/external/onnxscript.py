@@ -27,7 +27,7 @@ from passes.external.installed import ask, read_table, refuse_unknown, refuse_wr
 from passes.external.onnxscript_rules import matching_by_operator, rebind
 from passes.graph.index import GraphIndex, delete_named
 from passes.graph.op_facts import MOVES
-from passes.step import CompositeStep, Description, PassResult, values
+from passes.step import CompositeStep, PassResult
 from passes.weights.detached import DetachedModel, detach
 from passes.weights.mapped import release
 from passes.weights.sharing import MappedModel, portable
@@ -53,16 +53,12 @@ SHAPES: Final = "shape_inference"
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxScriptOptimizer(CompositeStep):
-    """Run `onnxscript.optimizer.optimize`; options are its keyword arguments."""
+class OnnxScriptOptimizer(CompositeStep, name="onnxscript", reads="values", source="onnxscript"):
+    """Fold constants, inline functions and drop dead code by onnxscript's optimizer. The call is
+    `onnxscript.optimizer.optimize`; options are its keyword arguments."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
-    name: str = field(default="onnxscript", init=False)
-    source: str = field(default="onnxscript", init=False)
-    description: ClassVar[Description] = values(
-        "Fold constants, inline functions and drop dead code by onnxscript's optimizer"
-    )
     suspects: ClassVar[tuple[str, ...]] = ("constant_folding", SHAPES)
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = TABLE.destroys
     destroys_equals: ClassVar[tuple[str, ...]] = TABLE.destroys_equals
@@ -204,8 +200,8 @@ def _run_node(
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxScriptRewrites(CompositeStep):
-    """Run onnxscript's rewriter.
+class OnnxScriptRewrites(CompositeStep, name="onnxscript_rewrites", reads="values", source="onnxscript"):
+    """Run onnxscript's rewrite rules, or its fusions.
 
     Args:
         rules: what to apply, in order: `default`, `ort_fusions`, `onnx_fusions`, or single rules by the names under
@@ -214,9 +210,6 @@ class OnnxScriptRewrites(CompositeStep):
 
     rules: Sequence[str] = ("default",)
     left_out: tuple[str, ...] = ()
-    name: str = field(default="onnxscript_rewrites", init=False)
-    source: str = field(default="onnxscript", init=False)
-    description: ClassVar[Description] = values("Run onnxscript's rewrite rules, or its fusions")
     limits: ClassVar[tuple[str, ...] | None] = ()
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = read_table("onnxscript_rewrites").destroys
 

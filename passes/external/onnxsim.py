@@ -28,7 +28,7 @@ from passes.external.installed import (
 )
 from passes.external.onnxsim_detached import ROUNDS, call_simplify, import_onnxsim, simplify_detached
 from passes.external.through_files import through_files
-from passes.step import CompositeStep, Description, PassResult, values
+from passes.step import CompositeStep, Description, PassResult
 from passes.suggest import nearest
 from passes.weights.detached import DetachedModel
 
@@ -75,17 +75,13 @@ OWN_ARGUMENTS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxSim(CompositeStep):
-    """Run `onnxsim.simplify` with any of its options; passes in `left_out` do not run."""
+class OnnxSim(CompositeStep, name="onnxsim", reads="values", source="onnxsim"):
+    """Run onnxsim.simplify: its passes, constant folding and shape inference until nothing changes. It takes any
+    option of `onnxsim.simplify`; passes in `left_out` do not run."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     rounds: int = ROUNDS
-    name: str = field(default="onnxsim", init=False)
-    source: str = field(default="onnxsim", init=False)
-    description: ClassVar[Description] = values(
-        "Run onnxsim.simplify: its passes, constant folding and shape inference until nothing changes"
-    )
 
     suspects: ClassVar[tuple[str, ...]] = tuple(STAGES)
     joins_weights: ClassVar[tuple[str, ...]] = ("fuse_attention",)

@@ -23,7 +23,7 @@ from passes.external.installed import (
     trivial_model,
 )
 from passes.external.through_files import give_back_inputs, through_files, write
-from passes.step import CompositeStep, Description, PassResult, values
+from passes.step import CompositeStep, PassResult
 from passes.weights.detached import DetachedModel
 
 TABLE: Final = read_table("onnxslim")
@@ -49,14 +49,12 @@ REFUSED: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxSlim(CompositeStep):
-    """Run `onnxslim.slim` with any of its options; the inner passes in `left_out` do not run."""
+class OnnxSlim(CompositeStep, name="onnxslim", reads="values", source="onnxslim"):
+    """Run onnxslim.slim: its fusion patterns and optimizations. It takes any option of `onnxslim.slim`; the inner
+    passes in `left_out` do not run."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
-    name: str = field(default="onnxslim", init=False)
-    source: str = field(default="onnxslim", init=False)
-    description: ClassVar[Description] = values("Run onnxslim.slim: its fusion patterns and optimizations")
     suspects: ClassVar[tuple[str, ...]] = ("constant_folding", SHAPES)
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = TABLE.destroys
     destroys_equals: ClassVar[tuple[str, ...]] = TABLE.destroys_equals

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import onnx
 
@@ -15,14 +15,15 @@ from passes.errors import PolicyError
 from passes.external.installed import require
 from passes.external.through_files import through_files, write
 from passes.graph.index import initializers_of
-from passes.step import Description, PassResult, Step, values
+from passes.step import PassResult, Step
 from passes.structures.view import modules_of
 from passes.weights.detached import DetachedModel
 
 
 @dataclass(frozen=True, slots=True)
-class CrossLayerEqualization(Step):
-    """Equalize Conv and Gemm by onnxsim's `quark_equalization.equalize`, as Quark does.
+class CrossLayerEqualization(Step, name="cross-layer-equalization", reads="values", source="onnxsim"):
+    """Scale channels between two products so that the weights on both sides have one size. onnxsim's
+    `quark_equalization.equalize` does it for Conv and Gemm, as Quark does.
 
     Between two products there may be Relu, LeakyRelu, zeros of a Pad, and a depthwise Conv.
 
@@ -33,11 +34,6 @@ class CrossLayerEqualization(Step):
 
     rounds: int = 1
     weight_threshold: int | float = 0.5
-    name: str = field(default="cross-layer-equalization", init=False)
-    source: str = field(default="onnxsim", init=False)
-    description: ClassVar[Description] = values(
-        "Scale channels between two products so that the weights on both sides have one size"
-    )
 
     def check(self, context: PassContext) -> None:
         if self.rounds < 1:
@@ -62,8 +58,9 @@ def equalize(source: str, target: str, options: Mapping[str, Any]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Rotate(Step):
-    """Rotate the weights of a decoder by `aimet_onnx.spinquant.apply_spinquant`.
+class Rotate(Step, name="rotate", reads="values", source="aimet-onnx"):
+    """Rotate the residual stream and the heads of a decoder by AIMET's SpinQuant. The call is
+    `aimet_onnx.spinquant.apply_spinquant`.
 
     Args:
         r1: rotate the residual stream.
@@ -74,11 +71,6 @@ class Rotate(Step):
     r1: bool = True
     r2: bool = False
     head_size: int | None = None
-    name: str = field(default="rotate", init=False)
-    source: str = field(default="aimet-onnx", init=False)
-    description: ClassVar[Description] = values(
-        "Rotate the residual stream and the heads of a decoder by AIMET's SpinQuant"
-    )
 
     def check(self, context: PassContext) -> None:
         """Refuse to run without AIMET, and without a rotation.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -21,7 +21,7 @@ from passes.graph.traversal import every_node
 from passes.rewrites.attention_core import LOWEST, AttentionCore, Heads, Rotary, write_core
 from passes.rewrites.graph_edit import GraphEdit, GraphTypes, NodeWriter, NotHandledError, attributes_of
 from passes.rewrites.packed_attention import separate_inputs
-from passes.step import Description, PassResult, Step, structure
+from passes.step import PassResult, Step
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 
@@ -344,17 +344,13 @@ NO_OPERATOR: Final = "no operator of attention"
 
 
 @dataclass(frozen=True, slots=True)
-class DecomposeAttention(Step):
-    """Replace the standard's Attention, and onnxruntime's Attention, MultiHeadAttention and GroupQueryAttention.
+class DecomposeAttention(Step, name="decompose-attention", reads="structure"):
+    """Take attention operators apart into MatMul, scale, mask, Softmax and MatMul. The operators are the standard's
+    Attention, and onnxruntime's Attention, MultiHeadAttention and GroupQueryAttention.
 
     ONNX's own function of Attention is not taken: it has some fifty nodes of casts and shape arithmetic, also where all
     sizes are known. What a form that is not handled lacks stands in the report.
     """
-
-    name: str = field(default="decompose-attention", init=False)
-    description: ClassVar[Description] = structure(
-        "Take attention operators apart into MatMul, scale, mask, Softmax and MatMul"
-    )
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         work, changed = model, False

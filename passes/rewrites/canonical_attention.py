@@ -7,7 +7,7 @@ that no form needs go. Left to do are the place of the scale, masks that are cho
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import numpy as np
@@ -21,7 +21,7 @@ from passes.rewrites.merge_layout import MergeLayout
 from passes.rewrites.rewriter import Rewriter, is_float
 from passes.rewrites.softmax_guard import DropSoftmaxGuard
 from passes.rewrites.split_merged import NOTHING_MERGED, SplitQkv
-from passes.step import Description, PassResult, Step, values
+from passes.step import PassResult, Step
 from passes.structures.qkv import find_separate_qkv
 from passes.structures.view import GraphView
 from passes.suggest import plural
@@ -32,8 +32,9 @@ SINCE: Final = 23
 
 
 @dataclass(frozen=True, slots=True)
-class CanonicalAttention(Step):
-    """Write every attention in one form, with the values of Q, K and V named after their module: `MODULE.Q`.
+class CanonicalAttention(Step, name="canonical-attention", reads="values"):
+    """Write every attention as three products, MatMul, one scale, the mask's Add, Softmax and MatMul. The values of Q,
+    K and V are named after their module: `MODULE.Q`.
 
     Args:
         fused: write one Attention for scores, scale, mask, Softmax and context, which opset 23 has; the projections
@@ -41,10 +42,6 @@ class CanonicalAttention(Step):
     """
 
     fused: bool = False
-    name: str = field(default="canonical-attention", init=False)
-    description: ClassVar[Description] = values(
-        "Write every attention as three products, MatMul, one scale, the mask's Add, Softmax and MatMul"
-    )
     makes_structures: ClassVar[tuple[str, ...]] = ("qkv",)
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 from onnx import NodeProto, helper
@@ -19,7 +19,7 @@ from passes.errors import PolicyError
 from passes.graph.op_facts import attribute_of, first_output, input_of
 from passes.rewrites.graph_edit import Dim
 from passes.rewrites.rewriter import Array, Rewriter, RewriteStep
-from passes.step import Description, PassResult, structure, values
+from passes.step import PassResult
 from passes.structures.activations import find_gelus
 from passes.structures.norms import NormPattern, find_norm_patterns
 from passes.structures.view import GraphView
@@ -30,8 +30,8 @@ SINCE: Final = {"LayerNormalization": 17, "Gelu": 20, "GroupNormalization": 21, 
 
 
 @dataclass(frozen=True, slots=True)
-class CanonicalNorm(RewriteStep):
-    """Write each norm as an operator of the opset, or in parts.
+class CanonicalNorm(RewriteStep, name="canonical-norm", reads="values"):
+    """Write layer, RMS and group norms as one operator of the opset, or in the fewest parts.
 
     Args:
         form: `operator` where the opset has one, and else the fewest parts; or `parts` for every norm.
@@ -40,10 +40,6 @@ class CanonicalNorm(RewriteStep):
 
     form: str = "operator"
     newer: bool = False
-    name: str = field(default="canonical-norm", init=False)
-    description: ClassVar[Description] = values(
-        "Write layer, RMS and group norms as one operator of the opset, or in the fewest parts"
-    )
 
     def check(self, context: PassContext) -> None:
         _check_form(self.name, self.form)
@@ -256,12 +252,11 @@ APPROXIMATE: Final = {"Erf": "none", "Tanh": "tanh"}
 
 
 @dataclass(frozen=True, slots=True)
-class CanonicalGelu(RewriteStep):
-    """Write each GELU as one Gelu (`form: operator`), or as products, sums and Erf or Tanh (`form: parts`)."""
+class CanonicalGelu(RewriteStep, name="canonical-gelu", reads="structure"):
+    """Write each GELU as one operator, or in parts. One operator is Gelu (`form: operator`); the parts are products,
+    sums and Erf or Tanh (`form: parts`)."""
 
     form: str = "operator"
-    name: str = field(default="canonical-gelu", init=False)
-    description: ClassVar[Description] = structure("Write each GELU as one operator, or in parts")
 
     def check(self, context: PassContext) -> None:
         _check_form(self.name, self.form)

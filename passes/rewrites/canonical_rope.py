@@ -8,15 +8,15 @@ equal bit for bit.
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from onnx import NodeProto, helper
 
 from passes.graph.op_facts import attribute_of, input_of
 from passes.rewrites.rewriter import Array, Rewriter, RewriteStep
-from passes.step import Description, PassResult, structure
+from passes.step import PassResult
 from passes.suggest import plural, say_count, say_left
 
 SINCE: Final = 23
@@ -24,18 +24,15 @@ SINCE: Final = 23
 
 
 @dataclass(frozen=True, slots=True)
-class CanonicalRope(RewriteStep):
-    """Put the sign of the rotated half into the sines, and take halves by one Split, pairs by one Gather.
+class CanonicalRope(RewriteStep, name="canonical-rope", reads="structure"):
+    """Write rotary embeddings as Split, Concat, two products and a sum, with the sign in the sines. Halves are taken
+    by one Split, pairs by one Gather.
 
     Args:
         newer: whether RotaryEmbedding, which opset 23 has brought, is written where the model has that opset.
     """
 
     newer: bool = False
-    name: str = field(default="canonical-rope", init=False)
-    description: ClassVar[Description] = structure(
-        "Write rotary embeddings as Split, Concat, two products and a sum, with the sign in the sines"
-    )
 
     def why_not(self, ops: Set[str]) -> str:
         return "" if self.newer or "Neg" in ops else "no rotary embedding negates a half"

@@ -7,7 +7,7 @@ an operator on images then has a Transpose at each end, which a converter to a t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 from onnx import NodeProto
@@ -15,7 +15,7 @@ from onnx import NodeProto
 from passes.graph.op_facts import CURVES, MATRIX_PRODUCTS, PRODUCTS, attribute_of, broadcasts, input_of
 from passes.rewrites.four_axes import REDUCTIONS
 from passes.rewrites.rewriter import Rewriter, RewriteStep
-from passes.step import Description, PassResult, values
+from passes.step import PassResult
 from passes.suggest import plural
 
 LAST: Final = (0, 2, 3, 1)
@@ -33,14 +33,11 @@ ALONG_AXIS: Final = frozenset({"Softmax", "LogSoftmax", "Concat", "Split"})
 
 
 @dataclass(frozen=True, slots=True)
-class ToNhwc(RewriteStep):
-    """Compute sums, curves and their like between convolutions on values whose channels come last.
+class ToNhwc(RewriteStep, name="to-nhwc", reads="values"):
+    """Put channels last for the operators between convolutions. The operators are sums, curves and their like.
 
     What no operator on images leads to stays as it is. A Transpose of the model to channels last goes.
     """
-
-    name: str = field(default="to-nhwc", init=False)
-    description: ClassVar[Description] = values("Put channels last for the operators between convolutions")
 
     def rewrite(self, rewriter: Rewriter) -> PassResult:
         writer = _ChannelsLast(rewriter)

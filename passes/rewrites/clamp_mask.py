@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -28,7 +28,7 @@ from passes.graph.index import take_name, value_names
 from passes.graph.op_facts import ONNX_DOMAINS, attribute_of
 from passes.rewrites.graph_edit import GraphEdit
 from passes.rewrites.mask_constants import LAYOUT, MASKING, SHAPES, MaskedGraph, MaskUse, epsilon_of, is_op
-from passes.step import Description, PassResult, Step, values
+from passes.step import PassResult, Step
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, portable
@@ -38,18 +38,15 @@ LONGEST_ROW: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class ClampMask(Step):
-    """Raise the mask constants added before each Softmax to a finite bound.
+class ClampMask(Step, name="clamp-mask", reads="values"):
+    """Raise the constants that mask attention to a finite bound, which quantization can represent. The constants are
+    those added before a Softmax.
 
     By default the bound is chosen: the first multiple of ten under which, on the draws of the proof, all masked scores
     of a row together are lost in the rounding of its weights. `bound` sets it, also for a model that is not run.
     """
 
     bound: int | float | None = None
-    name: str = field(default="clamp-mask", init=False)
-    description: ClassVar[Description] = values(
-        "Raise the constants that mask attention to a finite bound, which quantization can represent"
-    )
 
     def check(self, context: PassContext) -> None:
         if self.bound is not None and not -math.inf < self.bound < 0:

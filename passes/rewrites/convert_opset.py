@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import onnx
@@ -16,7 +16,7 @@ from passes.graph.index import GraphIndex, constant_of, extract, replace_entries
 from passes.graph.inference import InferenceError, dims_of, infer_shapes, infer_types
 from passes.graph.op_facts import ONNX_DOMAINS, RANDOM_OPS, attribute_of, opset_of
 from passes.graph.traversal import bodies_in, every_graph, every_node, inline_functions, without_sparse
-from passes.step import Description, PassResult, Step, structure
+from passes.step import PassResult, Step
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import portable, why_not_run
 
@@ -25,17 +25,14 @@ OLDEST: Final = 7
 
 
 @dataclass(frozen=True, slots=True)
-class ConvertOpset(Step):
-    """Convert the model to opset `to`, up or down; local functions are inlined first.
+class ConvertOpset(Step, name="convert-opset", reads="structure", source="onnx"):
+    """Convert the model to another opset of ONNX, up or down. Local functions are inlined first.
 
     onnx's converter gets stand-ins of the weights: it reads only small constants, such as axes. onnxscript's converter
     is not used: it only goes up, from 18 to 25, and leaves attributes of older operators as they are.
     """
 
     to: int = 21
-    name: str = field(default="convert-opset", init=False)
-    source: str = field(default="onnx", init=False)
-    description: ClassVar[Description] = structure("Convert the model to another opset of ONNX, up or down")
 
     def check(self, context: PassContext) -> None:
         """Refuse an opset that the installed onnx does not have.
@@ -335,13 +332,10 @@ def _name_of(node: NodeProto) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class InferShapes(Step):
+class InferShapes(Step, name="infer_shapes", reads="structure", source="onnx"):
     """Write the inferred type and shape of every value into the model."""
 
     data_prop: bool = True
-    name: str = field(default="infer_shapes", init=False)
-    source: str = field(default="onnx", init=False)
-    description: ClassVar[Description] = structure("Write the inferred type and shape of every value into the model")
     annotates: ClassVar[bool] = True
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:

@@ -8,7 +8,7 @@ so takes the name of that output.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, Final
 
@@ -21,7 +21,7 @@ from passes.rewrites.channel_layout import ChannelLayout
 from passes.rewrites.channel_values import ChannelOp, channel_values, constant_array
 from passes.rewrites.graph_edit import GraphEdit, outside_readers
 from passes.rewrites.merged_product import NotSplit, StoredChannels, read_product, stored_channels
-from passes.step import Description, PassResult, Step, values
+from passes.step import PassResult, Step
 from passes.structures.view import GraphView
 from passes.suggest import AND_MORE, join_first
 from passes.weights.detached import DetachedModel
@@ -29,13 +29,10 @@ from passes.weights.stand_ins import Array
 
 
 @dataclass(frozen=True, slots=True)
-class FoldBatchnorm(Step):
-    """Fold BatchNormalization after Conv, ConvTranspose, Gemm or MatMul, also after their Add and layout operators."""
+class FoldBatchnorm(Step, name="fold-batchnorm", reads="values"):
+    """Put BatchNormalization into the weight and bias of the product before it. The product is a Conv, ConvTranspose,
+    Gemm or MatMul; their Add and layout operators may come between."""
 
-    name: str = field(default="fold-batchnorm", init=False)
-    description: ClassVar[Description] = values(
-        "Put BatchNormalization into the weight and bias of the product before it"
-    )
     destroys: ClassVar[Mapping[str, tuple[str, ...]]] = {"fold-batchnorm": ("batchnorm",)}
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Final
@@ -22,7 +22,7 @@ from passes.graph.inference import dims_of
 from passes.graph.op_facts import RANDOM_OPS, attribute_of, has_body
 from passes.graph.traversal import group_linked, producers_read, reads_of
 from passes.model.signature import FREE_INITIALIZERS, declare_initializers, drop_default_inputs
-from passes.step import Description, PassResult, Step, structure, values
+from passes.step import PassResult, Step
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, WeightFile, WeightRef, portable
@@ -33,8 +33,9 @@ KEEP_OPS: Final = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuant
 
 
 @dataclass(frozen=True, slots=True)
-class FoldConstants(Step):
-    """Replace every value that is computed from constants alone by an initializer.
+class FoldConstants(Step, name="fold_constants", reads="values"):
+    """Compute what depends on constants alone, where that does not make the model larger. What is computed from
+    constants alone becomes an initializer.
 
     A result larger than `grow_limit` bytes that is also larger than everything it is computed from stays computed: a
     tiny Expand or Tile may spell a matrix of megabytes. What would read an unread weight of more than `unread_limit`
@@ -43,10 +44,6 @@ class FoldConstants(Step):
 
     grow_limit: int = 2**20
     unread_limit: int | None = None
-    name: str = field(default="fold_constants", init=False)
-    description: ClassVar[Description] = values(
-        "Compute what depends on constants alone, where that does not make the model larger"
-    )
 
     @property
     def may_grow(self) -> bool:
@@ -83,11 +80,10 @@ def _find_larger(groups: Iterable[Mapping[str, int]], limits: Iterable[int]) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class FixDefaults(Step):
-    """Take every input away that has a default. Exporters of Keras, mxnet and older torch declare all weights so."""
+class FixDefaults(Step, name="fix-defaults", reads="structure"):
+    """Make constants of initializers that are inputs of the model, too. Exporters of Keras, mxnet and older torch
+    declare all weights as inputs with a default."""
 
-    name: str = field(default="fix-defaults", init=False)
-    description: ClassVar[Description] = structure("Make constants of initializers that are inputs of the model, too")
     fixes_defaults: ClassVar[bool] = True
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:

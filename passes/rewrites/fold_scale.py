@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
@@ -18,7 +18,7 @@ from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.graph.op_facts import LAYOUT_OPS, input_of
 from passes.rewrites.rewriter import Array, Rewriter, RewriteStep, is_float
-from passes.step import Description, PassResult, values
+from passes.step import PassResult
 from passes.suggest import say_count
 
 UNITS: Final = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0, "Max": -math.inf, "Min": math.inf}
@@ -26,9 +26,9 @@ UNITS: Final = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0, "Max": -math.inf
 
 
 @dataclass(frozen=True, slots=True)
-class FoldScale(RewriteStep):
-    """Fold scalar factors around a product into one, and remove sums with zeros, products with ones and bounds at
-    infinity.
+class FoldScale(RewriteStep, name="fold-scale", reads="values"):
+    """Fold scalar factors around one product into one factor, or into a weight, and remove sums with zeros. Products
+    with ones and bounds at infinity are removed too.
 
     Args:
         into: `product` leaves one factor around each product of two computed values; `weight` puts the factor into the
@@ -36,10 +36,6 @@ class FoldScale(RewriteStep):
     """
 
     into: str = "product"
-    name: str = field(default="fold-scale", init=False)
-    description: ClassVar[Description] = values(
-        "Fold scalar factors around one product into one factor, or into a weight, and remove sums with zeros"
-    )
 
     def why_not(self, ops: Set[str]) -> str:
         return "" if ops & UNITS.keys() else "nothing is scaled"

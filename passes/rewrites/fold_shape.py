@@ -7,26 +7,23 @@ So a shape of which one size alone is not fixed becomes a constant with a -1, al
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.graph.op_facts import attribute_of, domain_of, first_output
 from passes.rewrites.rewriter import Array, Rewriter, RewriteStep
-from passes.step import Description, PassResult, structure
+from passes.step import PassResult
 from passes.suggest import say_count
 
 
 @dataclass(frozen=True, slots=True)
-class FoldShape(RewriteStep):
-    """Replace shapes that are computed from fixed sizes by constants, and the shape of a Reshape that has one open size
-    by a constant with a -1 or a 0."""
-
-    name: str = field(default="fold-shape", init=False)
-    description: ClassVar[Description] = structure("Fold the arithmetic of shapes over the sizes that are fixed")
+class FoldShape(RewriteStep, name="fold-shape", reads="structure"):
+    """Fold the arithmetic of shapes over the sizes that are fixed. Shapes that are computed from fixed sizes become
+    constants; the shape of a Reshape that has one open size becomes a constant with a -1 or a 0."""
 
     def why_not(self, ops: Set[str]) -> str:
         return "" if ops & {"Shape", "Size"} else "no shape is computed"

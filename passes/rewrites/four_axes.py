@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 from onnx import NodeProto, TensorProto
@@ -17,7 +17,7 @@ from onnx import NodeProto, TensorProto
 from passes.graph.op_facts import BROADCASTING, CURVES, RESHAPES, attribute_of, broadcasts, input_of, is_scaled
 from passes.rewrites.merge_layout import merge_chains
 from passes.rewrites.rewriter import Rewriter, RewriteStep
-from passes.step import Description, PassResult, values
+from passes.step import PassResult
 from passes.suggest import say_count
 
 Shape = tuple[int, ...]
@@ -32,16 +32,13 @@ ALONG_AXIS: Final = frozenset({"Softmax", "LogSoftmax", "Concat", "Split", "Slic
 
 
 @dataclass(frozen=True, slots=True)
-class To4d(RewriteStep):
-    """Give the operators that compute values of fewer or more axes values of four: axes of size 1 come first, and axes
-    that a Transpose or a sum leaves together are one axis.
+class To4d(RewriteStep, name="to-4d", reads="values"):
+    """Give operators on values of fewer or more axes values of four. Axes of size 1 come first, and axes that a
+    Transpose or a sum leaves together are one axis.
 
     Sizes have to be fixed. An operator that is not known reads the value in its own shape, by a Reshape. `merge-layout`
     after it would write matrices again.
     """
-
-    name: str = field(default="to-4d", init=False)
-    description: ClassVar[Description] = values("Give operators on values of fewer or more axes values of four")
 
     def rewrite(self, rewriter: Rewriter) -> PassResult:
         writer = _FourAxes(rewriter)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import ClassVar, Final
 
@@ -36,7 +36,7 @@ from passes.proof.precision import (
     measure_ranges,
 )
 from passes.rewrites.graph_edit import GraphEdit
-from passes.step import Description, PassResult, Relation, Step, values
+from passes.step import PassResult, Relation, Step
 from passes.structures.view import GraphView
 from passes.suggest import join_first, nearest, plural
 from passes.weights.detached import DetachedModel
@@ -44,8 +44,9 @@ from passes.weights.sharing import portable, why_not_run
 
 
 @dataclass(frozen=True, slots=True)
-class ToFp16(Step):
-    """Compute in float16 where that is within range and tolerance; inputs and outputs keep their types.
+class ToFp16(Step, name="to-fp16", reads="values"):
+    """Compute in float16, except for nodes that the draws show to need float32. Nodes out of range or tolerance stay;
+    inputs and outputs keep their types.
 
     Args:
         keep: nodes, operators or globs of them that stay in float32.
@@ -54,12 +55,8 @@ class ToFp16(Step):
 
     keep: Sequence[str] = ()
     measured: bool = True
-    name: str = field(default="to-fp16", init=False)
     half: ClassVar[str] = "float16"
     makes_reference: ClassVar[bool] = True
-    description: ClassVar[Description] = values(
-        "Compute in float16, except for nodes that the draws show to need float32"
-    )
 
     def check(self, context: PassContext) -> None:
         _check_keep(self.name, self.keep)
@@ -69,19 +66,15 @@ class ToFp16(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class ToBf16(ToFp16):
-    """Compute in bfloat16 where that is within tolerance; inputs and outputs keep their types.
+class ToBf16(ToFp16, name="to-bf16", reads="values"):
+    """Compute in bfloat16, except for nodes that the draws show to need float32. Inputs and outputs keep their types.
 
     Args:
         keep: as that of `to-fp16`.
         measured: as that of `to-fp16`.
     """
 
-    name: str = field(default="to-bf16", init=False)
     half: ClassVar[str] = "bfloat16"
-    description: ClassVar[Description] = values(
-        "Compute in bfloat16, except for nodes that the draws show to need float32"
-    )
 
 
 def _check_keep(name: str, keep: object) -> None:

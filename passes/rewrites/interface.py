@@ -27,14 +27,15 @@ from passes.graph.index import (
 from passes.graph.inference import declare_rank, dims_of, infer_types
 from passes.graph.sizes import infer_at_sizes
 from passes.graph.traversal import read_names, reads_of
-from passes.step import Description, PassResult, Relation, Step, structure
+from passes.step import PassResult, Relation, Step
 from passes.suggest import nearest, plural
 from passes.weights.detached import DetachedModel
 
 
 @dataclass(frozen=True, slots=True)
-class Extract(Step):
-    """Leave only what computes `outputs` from `inputs`; inputs of the model that are needed besides stay inputs.
+class Extract(Step, name="extract", reads="structure"):
+    """Leave only the part between values, or nodes, that are named. Inputs of the model that are needed besides stay
+    inputs.
 
     A name is that of a value, or of a node, which then is in the part. Without `inputs` the part begins at the inputs
     of the model, without `outputs` it ends at its outputs.
@@ -42,9 +43,7 @@ class Extract(Step):
 
     inputs: Sequence[str] = ()
     outputs: Sequence[str] = ()
-    name: str = field(default="extract", init=False)
     makes_reference: ClassVar[bool] = True
-    description: ClassVar[Description] = structure("Leave only the part between values, or nodes, that are named")
 
     def check(self, context: PassContext) -> None:
         _check_names(self.name, inputs=self.inputs, outputs=self.outputs)
@@ -67,14 +66,12 @@ class Extract(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeOutputs(Step):
-    """Make outputs of inner values, or drop outputs with all that only they need."""
+class ChangeOutputs(Step, name="outputs", reads="structure"):
+    """Make outputs of values, or drop outputs and what only they need."""
 
     add: Sequence[str] = ()
     drop: Sequence[str] = ()
-    name: str = field(default="outputs", init=False)
     makes_reference: ClassVar[bool] = True
-    description: ClassVar[Description] = structure("Make outputs of values, or drop outputs and what only they need")
 
     def check(self, context: PassContext) -> None:
         _check_names(self.name, add=self.add, drop=self.drop)
@@ -94,13 +91,11 @@ class ChangeOutputs(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class Rename(Step):
-    """Give values of the main graph other names: inputs, outputs, weights, and what nodes make."""
+class Rename(Step, name="rename", reads="structure"):
+    """Give values other names: inputs, outputs, weights, inner values."""
 
     values: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    name: str = field(default="rename", init=False)
     makes_reference: ClassVar[bool] = True
-    description: ClassVar[Description] = structure("Give values other names: inputs, outputs, weights, inner values")
 
     def check(self, context: PassContext) -> None:
         if not isinstance(self.values, Mapping) or not all(
@@ -139,14 +134,13 @@ class Rename(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class FixShapes(Step):
-    """Give inputs fixed shapes; a named dim that is fixed in one input is fixed in all, and in what is declared."""
+class FixShapes(Step, name="fix-shapes", reads="structure"):
+    """Give inputs fixed shapes, and all values the shapes that follow. A named dim that is fixed in one input is fixed
+    in all, and in what is declared."""
 
     shapes: Mapping[str, Sequence[int]] = field(default_factory=lambda: MappingProxyType({}))
-    name: str = field(default="fix-shapes", init=False)
     narrows: bool = field(default=True, init=False)
     annotates: ClassVar[bool] = True
-    description: ClassVar[Description] = structure("Give inputs fixed shapes, and all values the shapes that follow")
 
     @property
     def input_shapes(self) -> Mapping[str, Sequence[int]]:  # type: ignore[override]  # a field of other steps
@@ -179,17 +173,16 @@ class FixShapes(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeBatch(Step):
-    """Let the model take `size` rows at once, a number, or any number, by the name of a dim.
+class ChangeBatch(Step, name="change-batch", reads="structure"):
+    """Let the model take another number of rows at once, or any number. `size` is a number, or the name of a dim for
+    any number.
 
     The first axis of each input is the batch, but for scalars, which have none; Reshape nodes that name the old number
     compute it.
     """
 
     size: int | str = "batch"
-    name: str = field(default="change-batch", init=False)
     makes_reference: ClassVar[bool] = True
-    description: ClassVar[Description] = structure("Let the model take another number of rows at once, or any number")
 
     def check(self, context: PassContext) -> None:
         if not (_is_size(self.size) or (isinstance(self.size, str) and self.size.isidentifier())):

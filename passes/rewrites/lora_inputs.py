@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from passes.context import PassContext
 from passes.graph.index import GraphIndex, copy_of, replace_entries, take_name, value_names
-from passes.step import Description, PassResult, Relation, Step, structure
+from passes.step import PassResult, Relation, Step
 from passes.structures.adapters import find_adapters
 from passes.structures.view import GraphView, modules_of
 from passes.suggest import ELLIPSIS, join_first, plural
@@ -18,17 +18,16 @@ from passes.weights.detached import DetachedModel
 
 
 @dataclass(frozen=True, slots=True)
-class LoraInputs(Step):
-    """Declare the two matrices of each adapter as inputs, under their names; what they hold is the default.
+class LoraInputs(Step, name="lora-inputs", reads="structure"):
+    """Make the matrices of adapters inputs, whose defaults they stay. An adapter has two matrices, and the inputs have
+    their names.
 
     A caller that feeds none of them has the outputs of before. A matrix that several adapters read, as zeros before the
     training of which a step has left one copy, is an input for each of them.
     """
 
-    name: str = field(default="lora-inputs", init=False)
     makes_reference: ClassVar[bool] = True
     keeps_outputs: ClassVar[bool] = True
-    description: ClassVar[Description] = structure("Make the matrices of adapters inputs, whose defaults they stay")
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         view = GraphView(model)

@@ -8,8 +8,8 @@ Source: onnxruntime's ContribOperators.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
@@ -18,7 +18,7 @@ from onnx import NodeProto, TensorProto
 from passes.graph.index import GraphIndex
 from passes.graph.op_facts import CONTRIB, MATRIX_PRODUCTS, attribute_of, input_of, is_scaled, opset_of
 from passes.rewrites.rewriter import Rewriter, RewriteStep
-from passes.step import Description, PassResult, structure
+from passes.step import PassResult
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
@@ -77,15 +77,14 @@ def unpack_nibbles(rows: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class ToMatMulNBits(RewriteStep):
-    """Write `MatMulNBits` for MatMul and Gemm whose weight is stored in 4 bits, in blocks or by channel.
+class ToMatMulNBits(RewriteStep, name="to-matmul-nbits", reads="structure"):
+    """Write products with weights of 4 bits as MatMulNBits. The products are MatMul and Gemm, the weights stored in
+    blocks or by channel.
 
     block_size: of weights by channel, whose scales are repeated for each block.
     """
 
     block_size: int = 32
-    name: str = field(default="to-matmul-nbits", init=False)
-    description: ClassVar[Description] = structure("Write products with weights of 4 bits as MatMulNBits")
 
     def rewrite(self, rewriter: Rewriter) -> PassResult:
         model, known, left, written = rewriter.model, dict[str, list[str]](), list[str](), 0
@@ -108,11 +107,9 @@ class ToMatMulNBits(RewriteStep):
 
 
 @dataclass(frozen=True, slots=True)
-class FromMatMulNBits(RewriteStep):
-    """Write DequantizeLinear and MatMul for onnxruntime's `MatMulNBits` with stored integers of 4 bits."""
-
-    name: str = field(default="from-matmul-nbits", init=False)
-    description: ClassVar[Description] = structure("Write MatMulNBits as DequantizeLinear and MatMul")
+class FromMatMulNBits(RewriteStep, name="from-matmul-nbits", reads="structure"):
+    """Write MatMulNBits as DequantizeLinear and MatMul. Only onnxruntime's `MatMulNBits` with stored integers of 4
+    bits is written so."""
 
     def rewrite(self, rewriter: Rewriter) -> PassResult:
         model, known, left, written = rewriter.model, dict[str, str](), list[str](), 0

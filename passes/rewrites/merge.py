@@ -19,14 +19,14 @@ from passes.graph.index import replace_all_uses_with, take_name
 from passes.graph.op_facts import opset_of
 from passes.model.analysis import what_is_invalid
 from passes.model.signature import contradicts
-from passes.step import Continuation, Description, PassResult, Relation, Step, structure
+from passes.step import Continuation, PassResult, Relation, Step
 from passes.suggest import describe_absence, nearest
 from passes.weights.detached import DetachedModel, read_model
 
 
 @dataclass(frozen=True, slots=True)
-class Merge(Step):
-    """Let another model run after this one: outputs of this model become inputs of the other.
+class Merge(Step, name="merge", reads="structure"):
+    """Let the model of a file run after the model, as one model. Outputs of this model become inputs of the other.
 
     The proof runs both models, one after the other.
 
@@ -37,9 +37,7 @@ class Merge(Step):
 
     model: str = ""
     map: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    name: str = field(default="merge", init=False)
     makes_reference: ClassVar[bool] = True
-    description: ClassVar[Description] = structure("Let the model of a file run after the model, as one model")
 
     def check(self, context: PassContext) -> None:
         if not isinstance(self.model, str) or not Path(self.model).is_file():

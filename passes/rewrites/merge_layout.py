@@ -6,8 +6,8 @@ A chain may go through operators that compute element by element: they do the sa
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from onnx import NodeProto
@@ -17,7 +17,7 @@ from passes.graph.traversal import bodies_in
 from passes.rewrites.flat_rows import flatten_rows, join_biases, why_apart
 from passes.rewrites.layout_map import LayoutCall, LayoutMap, NoLayout
 from passes.rewrites.rewriter import Rewriter, RewriteStep
-from passes.step import Description, PassResult, structure
+from passes.step import PassResult
 from passes.suggest import say_count
 
 MOVING: Final = LAYOUT_OPS | {"Expand", "Tile"}
@@ -30,18 +30,14 @@ LONGEST: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class MergeLayout(RewriteStep):
-    """Merge chains of Transpose, Reshape, Squeeze, Unsqueeze, Flatten, Expand and Tile, also through elementwise ones.
+class MergeLayout(RewriteStep, name="merge-layout", reads="structure"):
+    """Write chains of Transpose, Reshape, Squeeze, Unsqueeze, Flatten and Expand in the shortest form. Tile counts
+    too, and chains go through elementwise operators.
 
     A chain of which others read a value in the middle is written anew only where that leaves no more nodes. Rows that
     several operators compute between products of matrices stay matrices between these, and each product takes its bias,
     as one Gemm, where that leaves no more nodes. The row says how many products stay apart from their bias, and why.
     """
-
-    name: str = field(default="merge-layout", init=False)
-    description: ClassVar[Description] = structure(
-        "Write chains of Transpose, Reshape, Squeeze, Unsqueeze, Flatten and Expand in the shortest form"
-    )
 
     def why_not(self, ops: Set[str]) -> str:
         return "" if ops & (MOVING | {"MatMul"}) else "nothing moves elements"

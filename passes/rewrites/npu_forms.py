@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 from onnx import NodeProto, TensorProto
@@ -20,20 +20,18 @@ from passes.rewrites.canonical_parts import is_feature_vector
 from passes.rewrites.flat_rows import find_bias
 from passes.rewrites.graph_edit import Dim
 from passes.rewrites.rewriter import Array, Rewriter, RewriteStep
-from passes.step import Description, PassResult, structure, values
+from passes.step import PassResult
 from passes.suggest import say_count, say_left
 
 
 @dataclass(frozen=True, slots=True)
-class LinearToConv(RewriteStep):
-    """Write each MatMul and Gemm with a stored matrix as a 1×1 Conv: rows are an image of one line, [1, K, 1, rows].
+class LinearToConv(RewriteStep, name="linear-to-conv", reads="values"):
+    """Write each product with a stored matrix as a 1×1 Conv. The products are MatMul and Gemm. Rows are an image of
+    one line, [1, K, 1, rows].
 
     The weight becomes [N, K, 1, 1]; the bias that is added after a MatMul, that of the Conv. With `merge-layout` after
     it, the Transposes between two products go.
     """
-
-    name: str = field(default="linear-to-conv", init=False)
-    description: ClassVar[Description] = values("Write each product with a stored matrix as a 1×1 Conv")
 
     def rewrite(self, rewriter: Rewriter) -> PassResult:
         products = [node for node in rewriter.by_op("MatMul", "Gemm") if node.input[1] in rewriter.stored]
@@ -88,14 +86,12 @@ NARROW_FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLO
 
 
 @dataclass(frozen=True, slots=True)
-class MhaToSha(RewriteStep):
-    """Compute each head of an attention by itself: Split, MatMul, scale, mask, Softmax, MatMul for a head each, Concat.
+class MhaToSha(RewriteStep, name="mha-to-sha", reads="structure"):
+    """Compute each head of an attention by operators of its own. They are Split, MatMul, scale, mask, Softmax and
+    MatMul for each head, and one Concat.
 
     Each head computes with the very same numbers as before. Heads that share keys and values read the same piece.
     """
-
-    name: str = field(default="mha-to-sha", init=False)
-    description: ClassVar[Description] = structure("Compute each head of an attention by operators of its own")
 
     def rewrite(self, rewriter: Rewriter) -> PassResult:
         reasons: list[str] = []
@@ -203,14 +199,12 @@ class _HeadWriter:
 
 
 @dataclass(frozen=True, slots=True)
-class NoInt64(RewriteStep):
-    """Let operators that take int32 indices read int32: stored ones, and those of an input through one Cast.
+class NoInt64(RewriteStep, name="no-int64", reads="structure"):
+    """Give indices the type int32 where an operator takes it. Stored indices are converted, and those of an input go
+    through one Cast.
 
     Shapes, axes and repeats stay int64, which ONNX has no other type for.
     """
-
-    name: str = field(default="no-int64", init=False)
-    description: ClassVar[Description] = structure("Give indices the type int32 where an operator takes it")
 
     def rewrite(self, rewriter: Rewriter) -> PassResult:
         narrow: dict[str, str] = {}

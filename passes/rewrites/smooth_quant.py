@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 from onnx import ModelProto, NodeProto, numpy_helper
@@ -22,7 +22,7 @@ from passes.graph.index import initializers_of
 from passes.graph.op_facts import op_of
 from passes.provenance.annotations import annotations_of
 from passes.rewrites.graph_edit import GraphEdit, outside_readers
-from passes.step import Description, PassResult, Step, values
+from passes.step import PassResult, Step
 from passes.structures.view import GraphView
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
@@ -34,8 +34,9 @@ Factors = dict[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
-class SmoothQuant(Step):
-    """Smooth the data of MatMuls with a stored matrix, by onnxsim's `quark_smoothquant` on the draws of the run.
+class SmoothQuant(Step, name="smooth-quant", reads="values", source="onnxsim"):
+    """Move outlier channels of activations into the weights after them (SmoothQuant). onnxsim's `quark_smoothquant`
+    finds the factors for MatMuls with a stored matrix, on the draws of the run.
 
     Args:
         alpha: how much of the outliers goes into the weights, from 0 to 1.
@@ -44,11 +45,6 @@ class SmoothQuant(Step):
 
     alpha: int | float = 0.5
     add_nodes: bool = False
-    name: str = field(default="smooth-quant", init=False)
-    source: str = field(default="onnxsim", init=False)
-    description: ClassVar[Description] = values(
-        "Move outlier channels of activations into the weights after them (SmoothQuant)"
-    )
 
     def check(self, context: PassContext) -> None:
         if not 0 <= self.alpha <= 1:
@@ -60,9 +56,10 @@ class SmoothQuant(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class Awq(Step):
-    """Scale the rows of weights by onnxsim's `apply_awq` on the draws of the run: those that meet large activations get
-    more of the numbers of int4 in blocks of 32.
+class Awq(Step, name="awq", reads="values", source="onnxsim"):
+    """Scale rows of weights that meet large activations, and these by the inverse (AWQ). onnxsim's `apply_awq` finds
+    the factors on the draws of the run: rows that meet large activations get more of the numbers of int4 in blocks of
+    32.
 
     Args:
         alphas: exponents that are tried between 0 and 1; each costs a product of all rows of the data.
@@ -71,11 +68,6 @@ class Awq(Step):
 
     alphas: int = 20
     add_nodes: bool = False
-    name: str = field(default="awq", init=False)
-    source: str = field(default="onnxsim", init=False)
-    description: ClassVar[Description] = values(
-        "Scale rows of weights that meet large activations, and these by the inverse (AWQ)"
-    )
 
     def check(self, context: PassContext) -> None:
         if self.alphas < 2:

@@ -8,27 +8,22 @@ that is an input of the model may hide anything.
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 from onnx import NodeProto, TensorProto
 
 from passes.graph.op_facts import LAYOUT_OPS, PRODUCTS, SAME_OPS, attribute_of, input_of, op_of
 from passes.rewrites.rewriter import Array, Rewriter, RewriteStep, is_float
-from passes.step import Description, PassResult, values
+from passes.step import PassResult
 from passes.suggest import say_count, say_left
 
 
 @dataclass(frozen=True, slots=True)
-class DropSoftmaxGuard(RewriteStep):
-    """Remove IsNaN and Where after each Softmax of which no row can be masked whole."""
-
-    name: str = field(default="drop-softmax-guard", init=False)
-    description: ClassVar[Description] = values(
-        "Remove IsNaN and Where after a Softmax where no row can be masked whole"
-    )
+class DropSoftmaxGuard(RewriteStep, name="drop-softmax-guard", reads="values"):
+    """Remove IsNaN and Where after a Softmax where no row can be masked whole."""
 
     def why_not(self, ops: Set[str]) -> str:
         return "" if "IsNaN" in ops else "no guard follows a softmax"

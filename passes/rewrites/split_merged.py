@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import ClassVar, Final
 
@@ -14,7 +14,7 @@ from passes.graph.traversal import walk
 from passes.rewrites.merged_product import SPLIT_OPS
 from passes.rewrites.packed_attention import unpack_attentions
 from passes.rewrites.split_product import Roles, SplitModel, split_products
-from passes.step import Description, PassResult, Step, values
+from passes.step import PassResult, Step
 from passes.structures.activations import BETWEEN, GELU_OPS
 from passes.structures.attention import attention_operands
 from passes.structures.axes import is_join, product_of
@@ -26,11 +26,9 @@ NOTHING_MERGED: Final = "no merged projection"
 
 
 @dataclass(frozen=True, slots=True)
-class SplitQkv(Step):
-    """Take merged projections of Q, K and V apart, with their weights bit for bit."""
+class SplitQkv(Step, name="split-qkv", reads="values"):
+    """Take merged projections of Q, K and V apart. Their weights stay bit for bit."""
 
-    name: str = field(default="split-qkv", init=False)
-    description: ClassVar[Description] = values("Take merged projections of Q, K and V apart")
     makes_structures: ClassVar[tuple[str, ...]] = ("qkv",)
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
@@ -43,13 +41,8 @@ def _result(model: DetachedModel, split: SplitModel) -> PassResult:
 
 
 @dataclass(frozen=True, slots=True)
-class SplitGateUp(Step):
-    """Take merged projections of the gate and the value of a gated MLP apart, with their weights bit for bit."""
-
-    name: str = field(default="split-gate-up", init=False)
-    description: ClassVar[Description] = values(
-        "Take merged projections of the gate and the value of a gated MLP apart"
-    )
+class SplitGateUp(Step, name="split-gate-up", reads="values"):
+    """Take merged projections of the gate and the value of a gated MLP apart. Their weights stay bit for bit."""
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         return _result(model, split_gate_up(model))

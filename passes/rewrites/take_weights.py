@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -12,14 +12,14 @@ from passes.errors import PolicyError, UsageError
 from passes.rewrites.file_weights import FileWeights
 from passes.rewrites.gguf_files import read_gguf
 from passes.rewrites.nibble_files import read_checkpoint
-from passes.step import Description, PassResult, Relation, Step, values
+from passes.step import PassResult, Relation, Step
 from passes.suggest import describe_absence
 from passes.weights.detached import DetachedModel
 
 
 @dataclass(frozen=True, slots=True)
-class TakeWeights(Step):
-    """Replace float weights by the 4-bit weights of a GGUF file, or of a checkpoint of GPTQ or AWQ.
+class TakeWeights(Step, name="take-weights", reads="values"):
+    """Take the weights of 4 bits of a file of GGUF, GPTQ or AWQ. They take the place of the float weights.
 
     The step changes the outputs. So its proof compares with the float model whose weights are the file's, dequantized.
 
@@ -27,9 +27,7 @@ class TakeWeights(Step):
     """
 
     file: str = ""
-    name: str = field(default="take-weights", init=False)
     makes_reference: ClassVar[bool] = True
-    description: ClassVar[Description] = values("Take the weights of 4 bits of a file of GGUF, GPTQ or AWQ")
 
     def check(self, context: PassContext) -> None:
         if not isinstance(self.file, str) or Path(self.file).suffix not in READERS:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
@@ -11,17 +11,14 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from passes.context import PassContext
 from passes.graph.index import replace_all_uses_with, replace_entries, take_name, value_names
 from passes.graph.op_facts import has_body
-from passes.step import Description, PassResult, Step, values
+from passes.step import PassResult, Step
 from passes.weights.detached import DetachedModel
 
 
 @dataclass(frozen=True, slots=True)
-class ToFloat32(Step):
-    """Compute in float32 what a model computes in float16 or bfloat16, as a simulation of quantization needs it. Inputs
-    and outputs keep their types, by a Cast. float64 stays, since float32 does not hold its tolerance."""
-
-    name: str = field(default="to-float32", init=False)
-    description: ClassVar[Description] = values("Compute in float32 in place of float16 and bfloat16")
+class ToFloat32(Step, name="to-float32", reads="values"):
+    """Compute in float32 in place of float16 and bfloat16. A simulation of quantization needs it. Inputs and outputs
+    keep their types, by a Cast. float64 stays, since float32 does not hold its tolerance."""
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         whole = model.without_functions()

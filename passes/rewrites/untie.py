@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
@@ -23,14 +23,15 @@ from passes.graph.inference import EVERY_FLOAT
 from passes.graph.op_facts import PRODUCTS
 from passes.graph.traversal import bodies_in, reads_of
 from passes.provenance import module_path_of
-from passes.step import Description, PassResult, Step, structure, values
+from passes.step import PassResult, Step
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
 
 @dataclass(frozen=True, slots=True)
-class Untie(Step):
-    """Copy each float weight for every module that reads it but the first; the names are `NAME_2`, `NAME_3`, ….
+class Untie(Step, name="untie", reads="structure"):
+    """Give each module that reads a tied weight a copy of its own. The first module keeps the weight; the names of the
+    copies are `NAME_2`, `NAME_3`, ….
 
     A node without a module counts as one, and with `each_node` so does every node. Nodes with a body keep what they
     read, and so do all nodes a scalar. The names follow the order of consumers in the graph.
@@ -44,8 +45,6 @@ class Untie(Step):
 
     each_node: bool = False
     by_operator: bool = False
-    name: str = field(default="untie", init=False)
-    description: ClassVar[Description] = structure("Give each module that reads a tied weight a copy of its own")
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         proto = model.copy_proto()
@@ -87,17 +86,13 @@ class Untie(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class Tie(Step):
-    """Let all consumers of equal float matrices read the first; a copy that is its transpose becomes a Transpose of it.
+class Tie(Step, name="tie", reads="values"):
+    """Store a matrix once that is stored several times, also where one copy is transposed. All consumers of equal
+    float matrices read the first; a copy that is its transpose becomes a Transpose of it.
 
     Equal bit for bit, in dtype and in shape. A matrix whose elements are all equal says nothing, as one of zeros in an
     adapter that is not trained, so such matrices stay apart; and so do vectors, and what is an output of the model.
     """
-
-    name: str = field(default="tie", init=False)
-    description: ClassVar[Description] = values(
-        "Store a matrix once that is stored several times, also where one copy is transposed"
-    )
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         index = model.index
