@@ -42,7 +42,8 @@ from passes.encodings.encoding import fit_encodings
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.quantsim.calibration import calibrate
-from pipeline.quantsim.encodings import Encoding, Range, adopt_encodings, encode
+from pipeline.quantsim.encodings import Encoding, Range, encode
+from pipeline.quantsim.given_encodings import adopt_encodings
 from pipeline.quantsim.qdq import insert_qdq
 
 QDQ_OPSET = 21

@@ -48,6 +48,21 @@ def find_adapter_values(view: GraphView, base: Collection[str], zeros: Collectio
         The matrices A and B, what scales them, and the values from x·A, x·A·B and x·W to their sum.
     """
     found = set[str]()
+    for up, own, others in _list_adapter_values(view):
+        is_new = up in zeros or up not in base
+        found |= others - {*base} | (own if is_new else own - {*base})
+    return frozenset(found)
+
+
+def find_reused_names(view: GraphView, base: Collection[str]) -> list[str]:
+    """The names that `base` gives to other values: those of adapters whose matrix B it has not, in order."""
+    reused = {name for up, own, _ in _list_adapter_values(view) if up not in base for name in own.intersection(base)}
+    return sorted(reused)
+
+
+def _list_adapter_values(view: GraphView) -> Iterator[tuple[str, set[str], set[str]]]:
+    """The matrix B of each adapter; the names of A, B, what scales them, x·A and x·A·B; and those from x·W to the
+    sum."""
     through = SCALING | MATRIX_PRODUCTS | {"Add"}
     for down, up, product, total in find_adapters(view):
         ends = (down.output[0], product.output[0])
@@ -58,9 +73,7 @@ def find_adapter_values(view: GraphView, base: Collection[str], zeros: Collectio
             side.update(_names_at(view, nodes))
         own.update(_names_at(view, view.upstream(down.input[1], ARRANGING)))
         matrix = view.find_weight(up.input[1])
-        is_new = matrix is not None and matrix.name in zeros
-        found |= others - {*base} | (own if is_new else own - {*base})
-    return frozenset(found)
+        yield matrix.name if matrix else "", own, others
 
 
 def _names_at(view: GraphView, nodes: Iterable[NodeProto]) -> Iterator[str]:

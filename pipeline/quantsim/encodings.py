@@ -1,8 +1,7 @@
-"""Scales and zero points: of a weight from its numbers, of an activation from its calibrated range, or all from a file.
+"""Scales and zero points: of a weight from its numbers, of an activation from its calibrated range.
 
 The formulas are those of min-max calibration as in onnxruntime (`compute_scale_zp`): the range holds zero, and
-scale = (high - low) / (highest - lowest), computed in double precision. Where a file gives encodings in place of
-calibrated ones, every tensor that is to be quantized has one there, or is named.
+scale = (high - low) / (highest - lowest), computed in double precision.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ from passes.encodings.encoding import (
     Encoding,
     Precision,
     encode_bias,
-    list_with_nearest,
-    share_by_moves,
 )
 from passes.graph.op_facts import CONVOLUTIONS
 from passes.weights.detached import DetachedModel
@@ -292,68 +289,3 @@ def _fixed_groups(placement: Placement) -> dict[str, Range]:
         if not placed.site.moves:
             limits.setdefault(placed.site.group, set()).add(placed.limits)
     return {group: known for group, ranges in limits.items() if len(ranges) == 1 and (known := ranges.pop())}
-
-
-def find_zeros(given: Mapping[str, Encoding]) -> Iterator[str]:
-    """The tensors of a file whose scales are those of zeros: 1 everywhere."""
-    return (name for name, encoding in given.items() if (encoding.scale == 1).all())
-
-
-def adopt_encodings(
-    placement: Placement, given: Mapping[str, Encoding], model: DetachedModel
-) -> tuple[Placement, dict[str, Encoding]]:
-    """The placement and the encodings that a file has for the model.
-
-    The file decides the formats; a rule decides what stays in float. What only moves numbers shares the encoding of
-    what it reads, and a bias without an encoding gets the scale of the products that it is added to.
-
-    Raises:
-        UsageError: a tensor is to be quantized, and the file has no encoding for it.
-    """
-    known = share_by_moves(model.proto.graph, given)
-    quantized = placement.quantized_sites()
-    wanted = [placed.site.tensor for placed in quantized]
-    of_groups = {
-        placed.site.group: known[placed.site.tensor]
-        for placed in quantized
-        if placed.site.role != "weight" and placed.site.tensor in known
-    }
-    encodings = {
-        placed.site.tensor: found
-        for placed in quantized
-        if (found := known.get(placed.site.tensor) or (of_groups.get(placed.site.group) if placed.site.moves else None))
-    }
-    for placed in placement.quantized_sites():
-        bias = None if placed.site.tensor in known else _encode_bias(placed, encodings)
-        if bias is not None:
-            encodings[placed.site.tensor] = bias
-    blocked = {placed.site.tensor for placed in placement.quantized_sites() if _is_bias_of_blocks(placed, encodings)}
-    missing = [name for name in wanted if name not in encodings and name not in blocked]
-    if missing:
-        raise UsageError(
-            f"quantsim.encodings_from: {len(missing)} of {len(wanted)} tensors that are to be quantized have no "
-            f"encoding in the file: {list_with_nearest(missing, given)}; leave them in float by a rule, such as "
-            f"{{'tensor:{missing[0]}': {{activations: float}}}}"
-        )
-    return replace(placement, sites=tuple(_adopt(placed, encodings) for placed in placement.sites)), encodings
-
-
-def _encode_bias(placed: PlacedSite, encodings: Mapping[str, Encoding]) -> Encoding | None:
-    """The encoding of a bias by those of its factors; None where they do not give one."""
-    factors = [encodings.get(name) for name in placed.site.bias_of or ()]
-    if len(factors) != 2 or factors[0] is None or factors[1] is None or factors[1].precision.granularity == "block":
-        return None
-    return encode_bias(factors[0], factors[1], placed.site.bias_rank)
-
-
-def _is_bias_of_blocks(placed: PlacedSite, encodings: Mapping[str, Encoding]) -> bool:
-    """Whether a bias has no scale because its weight has one for each block."""
-    weight = encodings.get(placed.site.bias_of[1]) if placed.site.bias_of else None
-    return placed.site.tensor not in encodings and weight is not None and weight.precision.granularity == "block"
-
-
-def _adopt(placed: PlacedSite, encodings: Mapping[str, Encoding]) -> PlacedSite:
-    encoding = encodings.get(placed.site.tensor)
-    if encoding is not None:
-        return replace(placed, precision=encoding.precision, asked=None)
-    return replace(placed, precision=None, reason=placed.reason or "its weight has a scale for each block")

@@ -10,11 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from passes.encodings.aimet import read_aimet
-from passes.encodings.encoding import fit_encodings
 from passes.errors import StepFailed
-from passes.structures.adapters import find_adapter_values
-from passes.structures.view import GraphView
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from pipeline.config import QuantSimConfig, SuggestConfig
@@ -25,13 +21,12 @@ from pipeline.quantsim.calibration import Calibration, MeasuredRanges, group_ran
 from pipeline.quantsim.encodings import (
     Encoding,
     Range,
-    adopt_encodings,
     encode,
     find_limited_biases,
-    find_zeros,
 )
 from pipeline.quantsim.encodings_file import encode_chosen_infinities, encodings_text
 from pipeline.quantsim.files import check_weights, write_layouts, write_simulation
+from pipeline.quantsim.given_encodings import adopt_encodings, find_calibrated, read_given
 from pipeline.quantsim.hidden_values import describe_opaque_operators, describe_untyped_values
 from pipeline.quantsim.infinity import find_dropped_infinities
 from pipeline.quantsim.layer_costs import CostedModel, CostMetric, LayerCosts, measure_costs
@@ -96,13 +91,13 @@ class Simulation:
 
     def begin(self) -> None:
         """Decide formats, by rules or by the encodings of a file."""
-        self._given = self.read_given()
+        path = self._settings.encodings_from
+        self._given = None if path is None else read_given(path, self._model)
         self.placement = self.place(self._given or ())  # which tensor is quantized how
         self._measured: MeasuredRanges | None = None
         self._of_adapters = frozenset[str]()
-        if self._given is not None:  # of the base, which every adapter shares
-            own = find_adapter_values(GraphView(self._model), self._given.keys(), {*find_zeros(self._given)})
-            self._of_adapters = own & self.placement.formats().keys()
+        if self._given is not None:
+            self._of_adapters = find_calibrated(self._model, self._given, self.placement)
         if self.needs_ranges:
             check_opset(self._model.proto, self.placement.formats())  # now, and not after hours of calibration
             check_new_formats(self._settings.suggest, self._model.proto)
@@ -268,11 +263,6 @@ class Simulation:
         files = (f"{FOLDER}/{found.file.name}", f"{FOLDER}/{TABLE}", QUANTIZATION_REPORT)
         return QuantSimResult(self._workspace.folder, report, files)
 
-    def read_given(self) -> dict[str, Encoding] | None:
-        """The encodings of the file that is named in place of a calibration; None where none is."""
-        path = self._settings.encodings_from
-        return None if path is None else fit_encodings(read_aimet(Path(path))[0], self._model)
-
     def place(self, given: Collection[str] = (), dtypes: Collection[str] = ("float32",)) -> Placement:
         with self._stage("place") as details:
             rules, notes = self._profile.rules(self._model, given, self._sites)
@@ -297,7 +287,7 @@ class Simulation:
     ) -> tuple[Placement, dict[str, Encoding]]:
         """Join the encodings `given` by a file with `own` ones of other tensors; returns the placement of all, too."""
         with self._stage("adopt") as details:
-            placement, encodings = adopt_encodings(placement, {**given, **own}, self._model)
+            placement, encodings = adopt_encodings(placement, given, self._model, own)
             name = Path(str(self._settings.encodings_from)).name
             details.append(f"{len(encodings.keys() - own.keys())} encodings of {name}")
             if own:

@@ -138,6 +138,23 @@ def test_the_base_may_be_the_same_network_with_zeros(tmp_path: Path) -> None:
     assert {name: shared[name] for name in "ahbd"} == {name: alone[name] for name in "ahbd"}
 
 
+def test_a_base_whose_values_have_other_names_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """As torch's exporter numbers values: the second one of the base is x·A of the adapted model."""
+    values = "m = MatMul (x, w) m1 = MatMul (x, a) m2 = MatMul (m1, b) s = Add (m, m2) s1 = Neg (s) y = Neg (s1)"
+    cases = {
+        "m1 = Neg (m) y = Neg (m1)": ("m1", "m1 is a value of an adapter"),
+        "y = Neg (m)": ("h", "1 of 10 tensors that are to be quantized have no encoding in the file: 's1'"),
+        "m5 = Neg (m) y = Neg (m5)": ("h", "does not have as float tensors: 'm5'"),
+    }
+    for number, (rest, (name, message)) in enumerate(cases.items()):
+        base = f"g (float[2, 4, 32] x) => (float[2, 4, 24] y) {{ m = MatMul (x, w) {rest} }}"
+        simulate(tmp_path, f"base{number}", base, {"w": WEIGHTS["w"]})
+        text = f"g (float[2, 4, 32] x) => (float[2, 4, 24] y) {{ {values.replace('m1', name)} }}"
+        with pytest.raises(UsageError, match=f"{message}.*zeros for B"):
+            encodings = str(tmp_path / f"base{number}" / "model.encodings")
+            simulate(tmp_path, "adapted", text, WEIGHTS, encodings_from=encodings)
+
+
 def test_a_matrix_of_zeros_that_adapters_share_is_an_input_of_each() -> None:
     """Passes store equal matrices once, and a caller feeds each adapter its own."""
     text = """g (float[2, 4, 32] x) => (float[2, 4, 24] y, float[2, 4, 24] z) {
