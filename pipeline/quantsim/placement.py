@@ -239,12 +239,16 @@ def _find_half_open(sites: Iterable[Site], rules: Iterable[PlacementRule]) -> se
 def _fit_limits(
     limits: tuple[float, float] | None, precision: Precision | None, is_half_open: bool
 ) -> tuple[float, float] | None:
-    """A known range; one step of 16 bits less where its upper end is outside, or at both ends of a symmetric range."""
+    """A known range; where its upper end is outside at 16 bits, the one whose scale is a power of 2."""
     if limits is None or not is_half_open or precision is None or precision.bits != 16:
         return limits
     low, high = limits
-    step = (high - low) / 2**precision.bits
-    return (low + step if precision.symmetric else low, high - step)
+    if precision.signed:
+        return precision.lowest * max(-low, high) / 2**15, precision.highest * max(-low, high) / 2**15
+    if precision.symmetric:
+        high = max(-low, high) * (2**16 - 1) / 2**16
+        return -high, high
+    return low, high - (high - low) / 2**16
 
 
 UNIT_OPS: Final = frozenset({"Softmax", "Sigmoid", "HardSigmoid"})

@@ -91,10 +91,14 @@ def test_the_profile_of_htp() -> None:
     [
         ({}, {"s": 2**16, "t": 2**15, "p": 2**16 - 1, "q": 2**16 - 1}),
         ({"op:*": {"activations": "uint8"}}, {"s": 255, "t": 127.5, "p": 255, "q": 255}),
+        ({"op:*": {"activations": "int8"}}, {"s": 127, "t": 127, "p": 127, "q": 127}),
+        ({"op:*": {"activations": "int16"}}, {"s": 2**15, "t": 2**15, "p": 2**15 - 1, "q": 2**15 - 1}),
+        ({"op:*": {"activations": "int16/asymmetric"}}, {"s": 2**15, "t": 2**15, "p": 2**16 - 1, "q": 2**16 - 1}),
+        ({"op:*": {"activations": "uint16/symmetric"}}, {"s": 2**15, "t": 2**15}),
     ],
 )
 def test_scales_of_16_bits_that_a_kernel_of_htp_asks_for(rules: dict[str, Any], wanted: dict[str, float]) -> None:
-    """QNN takes Sigmoid and Tanh with powers of 2 alone; one that shares its encoding with a Softmax has its range."""
+    """QNN takes Sigmoid and Tanh with powers of 2 alone, as onnxruntime's configuration for it sets them; one that shares its encoding with a Softmax has its range."""
     model = model_of(
         """g (float[1, 8] x) => (float[1, 8] s, float[1, 8] t, float[1, 16] c) {
             s = Sigmoid(x) t = Tanh(x)

@@ -15,6 +15,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_
 from passes.weights.detached import DetachedModel, attach
 from pipeline.config import QuantSimConfig
 from pipeline.errors import UsageError
+from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import encode, quantize
 from pipeline.quantsim.placement import Placement, place
 from pipeline.quantsim.profiles import rules_of
@@ -54,8 +55,9 @@ MODELS = {
 
 
 class Samples(CalibrationDataReader):
-    def __init__(self) -> None:
-        self._left = [{"x": DRAW.standard_normal((1, 4, 8, 8)).astype(np.float32)} for _ in range(2)]
+    def __init__(self, *arrays: np.ndarray) -> None:
+        drawn = arrays or (DRAW.standard_normal((1, 4, 8, 8)).astype(np.float32) for _ in range(2))
+        self._left = [{"x": array} for array in drawn]
 
     def get_next(self) -> dict[str, np.ndarray] | None:  # type: ignore[override]
         return self._left.pop() if self._left else None
@@ -112,6 +114,31 @@ def test_the_scales_of_a_dead_channel_are_those_of_quantize_static(tmp_path: Pat
     np.testing.assert_allclose(
         quantize(bias, found["bias"]), theirs["bias_quantized"], rtol=2**-24
     )  # we divide float32
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_the_ranges_of_curves_are_those_of_quantize_static(bits: int, tmp_path: Path) -> None:
+    """Tanh, Sin and Cos have the range of the samples, and Softmax 0 to 1. So has Sigmoid here, whatever the samples."""
+    draw, curves = (
+        np.random.default_rng(0),
+        {"s": "Sigmoid", "h": "HardSigmoid", "p": "Softmax", "t": "Tanh", "n": "Sin"},
+    )
+    parts = (f"{name} = {op}(x) {name}y = MatMul({name}, {name}w)" for name, op in curves.items())
+    outputs = ", ".join(f"float[2, 4] {name}y" for name in curves)
+    weights = {f"{name}w": draw.standard_normal((4, 4)).astype(np.float32) for name in curves}
+    source = model_of(f"g (float[2, 4] x) => ({outputs}) {{ {' '.join(parts)} }}", 21, **weights)
+    onnx.save(attach(source), tmp_path / "model.onnx")
+    x, kind = draw.uniform(-1, 1, (2, 4)).astype(np.float32), QuantType.from_string(f"QUInt{bits}")
+    paths = (tmp_path / "model.onnx", tmp_path / "quantized.onnx")
+    quantize_static(*paths, Samples(x), per_channel=True, activation_type=kind)
+    theirs = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(paths[1]).graph.initializer}
+    config = QuantSimConfig.model_validate({"profile": "ort-cpu", "rules": {"op:*": {"activations": f"uint{bits}"}}})
+    placement = place(source, rules_of(config, source))
+    ours = encode(placement, calibrate(source, placement, [{"x": x}]), source)
+    ranges = {name: float(ours[name].scale) * (2**bits - 1) for name in curves}
+    own = {name: theirs[f"{name}_scale"].item() * (2**bits - 1) for name in curves}
+    assert ranges == pytest.approx(own | {"s": 1, "h": 1}, rel=1e-6)  # scales are float32
+    assert own["p"] == pytest.approx(1) and max(own["s"], own["h"]) < 0.8
 
 
 @pytest.mark.parametrize("dtype", ["float16", "double"])
