@@ -127,9 +127,8 @@ class Workspace:
     def _clear(self) -> None:
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.scratch.mkdir()
-        for folder in (self.folder, self.stages):
-            for leftover in folder.glob(".*.tmp"):
-                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+        for leftover in (*self.folder.glob(".*.tmp"), *self.folder.glob("*/.*.tmp")):
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
 
 
 def key_of(*parts: Any) -> str:

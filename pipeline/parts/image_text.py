@@ -67,15 +67,18 @@ class ImageTextReader:
         self._features = self._nothing
         self._states: dict[str, np.ndarray] = {}
         self._types: list[int] = []
+        self._prompt: int | None = None
         self._prefix: list[int] = []
         """1 for each token of the prompt."""
         self._next = 0
 
-    def encode(self, inputs: Feeds) -> None:
+    def encode(self, inputs: Feeds, prompt: int | None = None) -> None:
         """Look at the images of the next text.
 
         Args:
             inputs: `pixel_values`, of one image or several in a row; nothing is a text without images.
+            prompt: how many of the tokens that are read first are the prompt, where others were written after it; all
+                by default.
 
         Raises:
             UsageError: the pixels are no images of the size that the tower takes.
@@ -86,7 +89,7 @@ class ImageTextReader:
             raise UsageError(f"generate: {PIXELS} has the shape {list(pixels.shape)}, expected {self._pixels} an image")
         images = pixels.reshape(-1, *self._pixels)
         found = [self._see({PIXELS: image})["image_features"] for image in images]
-        self._features = np.concatenate(found) if found else self._nothing
+        self._features, self._prompt = np.concatenate(found) if found else self._nothing, prompt
 
     def begin(self, count: int) -> None:
         """Begin a new text over the images that were looked at last."""
@@ -112,7 +115,8 @@ class ImageTextReader:
                 f"{len(features)}: {self.image.count} each"
             )
         self._types += (ids[0] == self.image.token).astype(int).tolist() if is_first else [0] * len(tokens)
-        self._prefix += [int(is_first)] * len(tokens)
+        prompt = 0 if not is_first else len(tokens) if self._prompt is None else self._prompt
+        self._prefix += [int(place < prompt) for place in range(len(tokens))]
         feeds = {
             "inputs_embeds": self._embed({"input_ids": ids, "image_features": features})["inputs_embeds"],
             "attention_mask": np.ones((1, len(self._types)), np.int64),

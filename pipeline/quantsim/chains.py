@@ -152,7 +152,7 @@ class PartsChain(ABC):
 TOKENS: Final = "input_ids"
 
 WRITTEN: Final = "decoder_input_ids"
-"""What a decoder has written already, in a subject of an encoder and a decoder."""
+"""What a decoder has written already, in a subject with another prompt or source."""
 
 PROMPTS: Final = InputSpec(TOKENS, ("batch", "length"), "int64", 0, 0)
 
@@ -255,14 +255,15 @@ class ImageTextChain(PartsChain):
     def extend(self, subject: Feeds, tokens: Sequence[int]) -> Feeds:
         image = ImageTokens.of(self.models).token  # a written one has no image
         words = list(takewhile(lambda token: token != image, tokens))
-        return {**subject, TOKENS: np.append(subject[TOKENS], [words], axis=1).astype(np.int64)}
+        return {**subject, WRITTEN: np.array(words, np.int64)}
 
     def open(self, steps: Mapping[str, Step]) -> Run:
         return partial(self._read, ImageTextReader(self.models, lambda path: steps[path.stem]))
 
     def _read(self, reader: ImageTextReader, subject: Feeds, most: int, text: Sequence[int]) -> ChainResult:
-        reader.encode({PIXELS: subject[PIXELS]})
         prompt = subject[TOKENS][0].tolist()
+        reader.encode({PIXELS: subject[PIXELS]}, len(prompt))
+        prompt += subject.get(WRITTEN, np.zeros(0, np.int64)).tolist()
         room = read_settings(self.models).get("positions") or len(prompt) + most
         return read_greedily(reader, prompt, max(1, min(most, room - len(prompt) + 1)), text)
 

@@ -173,11 +173,11 @@ def place(
     )
     placed = tuple(_decide_bias(found, decided) for found in ranged)
     in_force = Counter(chosen[found.site.tensor] for found in placed if found.rule)
-    matches = (
-        _count(rule, names, sites, in_force[number])
-        for number, (rule, names) in enumerate(zip(rules, matched, strict=True))
-    )
-    return Placement(placed, tuple(matches))
+    counted: dict[tuple[object, ...], RuleMatches] = {}
+    for number, (rule, names) in enumerate(zip(rules, matched, strict=True)):
+        key = (rule.selector, rule.formats, number if rule.tensors is None else None)
+        counted[key] = _count(rule, names, sites, in_force[number], counted.get(key))
+    return Placement(placed, tuple(counted.values()))
 
 
 HANDED_OUT: Final = "the model hands it out as it is stored"
@@ -329,9 +329,17 @@ def _decide_bias(placed: PlacedSite, decided: Mapping[str, PlacedSite]) -> Place
     return PlacedSite(site, BIAS, placed.rule)
 
 
-def _count(rule: PlacementRule, names: frozenset[str], sites: Iterable[Site], in_force: int) -> RuleMatches:
+def _count(
+    rule: PlacementRule, names: frozenset[str], sites: Iterable[Site], in_force: int, before: RuleMatches | None
+) -> RuleMatches:
+    """What a rule matches, with what `before` has matched by the same entry of a profile: two of its rules, where one
+    decides late, as for the result of a Concat."""
     roles = Counter(site.role == "weight" for site in sites if site.tensor in names)
-    return RuleMatches(rule.selector, roles[True], roles[False], in_force, rule.formats)
+    found = RuleMatches(rule.selector, roles[True], roles[False], in_force, rule.formats)
+    if before is None:
+        return found
+    weights, activations = found.weights + before.weights, found.activations + before.activations
+    return replace(found, weights=weights, activations=activations, in_force=in_force + before.in_force)
 
 
 def find_matches(rule: PlacementRule, sites: Iterable[Site], model: DetachedModel) -> frozenset[str]:

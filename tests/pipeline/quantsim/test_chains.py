@@ -129,6 +129,24 @@ def test_a_text_after_an_image_ends_with_the_last_position(tmp_path: Path) -> No
     assert len(chain.open(steps_of(chain))(subject, 32, ()).tokens) == 2
 
 
+def test_written_tokens_are_no_prefix_where_a_text_is_read_at_once(tmp_path: Path) -> None:
+    """All tokens of the prompt of a PaliGemma see each other; those that were written after it do not."""
+    chain = image_chain(tmp_path)
+    masked = WORDS.replace("inputs_embeds)", "inputs_embeds, int64[1, tokens] prefix_mask)", 1)
+    onnx.save(onnx.parser.parse_model(masked), tmp_path / "decoder.onnx")
+    steps, masks = steps_of(chain), list[list[int]]()
+
+    def decode(feeds: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        masks.append(feeds["prefix_mask"][0].tolist())
+        return steps["decoder"](feeds)
+
+    run = chain.open({**steps, "decoder": decode})
+    subject = {"pixel_values": IMAGE, "input_ids": np.array([[1, 5, 5, 5, 5, 2]])}
+    found = run(subject, 3, ())
+    run(chain.extend(subject, found.tokens[:-1]), 1, ())
+    assert masks == [[1] * 6, [1] * 6 + [0], [1] * 6 + [0] * 2, [1] * 6 + [0] * 2]
+
+
 def test_a_chain_of_features_is_its_part(tmp_path: Path) -> None:
     onnx.save(onnx.parser.parse_model(FEATURES_OF_TOKENS), tmp_path / "model.onnx")
     (tmp_path / "config.json").write_text('{"vocab_size": 3}')

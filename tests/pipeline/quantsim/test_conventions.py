@@ -98,7 +98,8 @@ def test_the_profile_of_htp() -> None:
     ],
 )
 def test_scales_of_16_bits_that_a_kernel_of_htp_asks_for(rules: dict[str, Any], wanted: dict[str, float]) -> None:
-    """QNN takes Sigmoid and Tanh with powers of 2 alone, as onnxruntime's configuration for it sets them; one that shares its encoding with a Softmax has its range."""
+    """QNN takes Sigmoid and Tanh with powers of 2 alone, as onnxruntime's configuration for it sets them; one that
+    shares its encoding with a Softmax has its range."""
     model = model_of(
         """g (float[1, 8] x) => (float[1, 8] s, float[1, 8] t, float[1, 16] c) {
             s = Sigmoid(x) t = Tanh(x)
@@ -120,6 +121,16 @@ def test_what_a_concat_joins_has_the_format_of_its_result() -> None:
     placement = place(model, rules_of(QuantSimConfig(profile="qnn-htp"), model))
     assert formats(placement) == {"x": "uint16", "s": "uint16", "t": "uint16", "c": "uint16", "z": "int16"}
     assert {placed.limits for placed in placement.sites if placed.site.tensor in ("s", "t")} == {(-1, 1)}
+
+
+def test_one_entry_of_a_profile_is_one_rule_of_the_report() -> None:
+    """What a Concat joins is decided last, by the entry that says it of all results."""
+    text = "g (float[1, 8] x) => (float[1, 16] c) { s = Relu(x) t = Neg(x) c = Concat <axis = 1> (s, t) }"
+    model = model_of(text)
+    rules = place(model, rules_of(QuantSimConfig(profile="qnn-htp"), model)).rules
+    assert [(rule.selector, rule.activations, rule.in_force) for rule in rules] == [
+        ("defaults.ops", 3, 3), ("model_input", 1, 1)
+    ]  # fmt: skip
 
 
 def test_entries_count_in_order() -> None:

@@ -21,6 +21,7 @@ from pipeline.quantsim import insert_qdq, shard_files, shards
 from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.placement import Placement, PlacementRule, place
 from pipeline.quantsim.shards import quantize_in_shards
+from pipeline.workspace import Workspace
 from tests.pipeline.quantsim.pictures_of_qdq import model_of
 
 
@@ -95,6 +96,15 @@ def test_weights_in_bfloat16_have_scales_in_bfloat16_that_decide_the_integers(so
     scale = written["first_scale"]
     assert scale.dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(written["first_quantized"], np.rint(first / scale.astype(np.float32)))
+
+
+def test_the_next_run_removes_the_shard_that_kill_9_left_half_written(tmp_path: Path) -> None:
+    quantized = tmp_path / shards.FOLDER
+    quantized.mkdir()
+    (half := quantized / ".shard-0002.data.12.12.tmp").write_bytes(b"half")
+    (whole := quantized / "shard-0001.data").write_bytes(b"whole")
+    with Workspace(tmp_path).acquire():
+        assert not half.exists() and whole.exists()
 
 
 def test_shards_that_are_done_stay(source: Path, tmp_path: Path) -> None:

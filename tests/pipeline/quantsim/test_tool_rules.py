@@ -118,7 +118,7 @@ def test_the_scales_of_a_dead_channel_are_those_of_quantize_static(tmp_path: Pat
 
 @pytest.mark.parametrize("bits", [8, 16])
 def test_the_ranges_of_curves_are_those_of_quantize_static(bits: int, tmp_path: Path) -> None:
-    """Tanh, Sin and Cos have the range of the samples, and Softmax 0 to 1. So has Sigmoid here, whatever the samples."""
+    """Tanh and Sin have the range of the samples, and Softmax 0 to 1. So has Sigmoid here, whatever the samples."""
     draw, curves = (
         np.random.default_rng(0),
         {"s": "Sigmoid", "h": "HardSigmoid", "p": "Softmax", "t": "Tanh", "n": "Sin"},
