@@ -19,157 +19,84 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-if TYPE_CHECKING:
-    from passes.custom_ops import ArrayType, CustomOp, declare_ops
-    from passes.diff import compare_models, diff_text
-    from passes.diff import compare_models as diff
-    from passes.errors import ModelError, OnnxlineError, PassError, PolicyError
-    from passes.guard import guard
-    from passes.run.result import OptimizeResult, PassRow, PassRun, Status, StructureVerdict
-    from passes.tools import (
-        change_batch,
-        change_outputs,
-        compare,
-        convert_opset,
-        extract,
-        fix_shapes,
-        inspect_model,
-        merge,
-        rename,
-        split,
-        to_bf16,
-        to_fp16,
-    )
-    from passes.why import Origin, WeightOrigin, why, why_weights
-    from pipeline.config import RunConfig
-    from pipeline.errors import CheckFailed, ConfigError, InternalError, SourceError, Unsupported, UsageError
-    from pipeline.importers import from_onnx
-    from pipeline.ir import Graph, as_states
-    from pipeline.optimize import optimize, run
-    from pipeline.planning import check_plan
-    from pipeline.result import RunResult
-    from pipeline.run import Pipeline
-    from pipeline.runtime import (
-        Capture,
-        CaptureReport,
-        CaptureWarning,
-        CheckedBuilder,
-        CompiledProgram,
-        SizedProgram,
-        Snapshot,
-        compile_graph,
-    )
-    from pipeline.runtime import CheckedBuilder as Builder
-    from pipeline.torch_ir import IR, execute_ir, extract_ir, ir_to_mermaid, verify_ir_with_state_dict
-    from pipeline.training import NotFinite, TrainProgram, record_step
-
 __version__ = "0.1.0"
-
-__all__ = [
-    "IR",
-    "ArrayType",
-    "Builder",
-    "Capture",
-    "CaptureReport",
-    "CaptureWarning",
-    "CheckFailed",
-    "CheckedBuilder",
-    "CompiledProgram",
-    "ConfigError",
-    "CustomOp",
-    "Graph",
-    "InternalError",
-    "ModelError",
-    "NotFinite",
-    "OnnxlineError",
-    "OptimizeResult",
-    "Origin",
-    "PassError",
-    "PassRow",
-    "PassRun",
-    "Pipeline",
-    "PolicyError",
-    "RunConfig",
-    "RunResult",
-    "SizedProgram",
-    "Snapshot",
-    "SourceError",
-    "Status",
-    "StructureVerdict",
-    "TrainProgram",
-    "Unsupported",
-    "UsageError",
-    "WeightOrigin",
-    "__version__",
-    "as_states",
-    "change_batch",
-    "change_outputs",
-    "check_plan",
-    "compare",
-    "compare_models",
-    "compile_graph",
-    "convert_opset",
-    "declare_ops",
-    "diff",
-    "diff_text",
-    "execute_ir",
-    "extract",
-    "extract_ir",
-    "fix_shapes",
-    "from_onnx",
-    "guard",
-    "inspect_model",
-    "ir_to_mermaid",
-    "merge",
-    "optimize",
-    "record_step",
-    "rename",
-    "run",
-    "split",
-    "to_bf16",
-    "to_fp16",
-    "verify_ir_with_state_dict",
-    "why",
-    "why_weights",
-]
-
-HOMES: Final = {
-    "passes": (
-        "ModelError", "OnnxlineError", "OptimizeResult", "Origin", "PassError", "PassRow", "PassRun", "PolicyError",
-        "Status", "StructureVerdict", "WeightOrigin", "guard", "why", "why_weights",
-    ),
-    "passes.custom_ops": ("ArrayType", "CustomOp", "declare_ops"),
-    "passes.diff": ("compare_models", "diff_text"),
-    "passes.tools": (
-        "change_batch", "change_outputs", "compare", "convert_opset", "extract", "fix_shapes", "inspect_model", "merge",
-        "rename", "split", "to_bf16", "to_fp16",
-    ),
-    "pipeline.config": ("RunConfig",),
-    "pipeline.errors": (
-        "CheckFailed", "ConfigError", "InternalError", "SourceError", "Unsupported", "UsageError",
-    ),
-    "pipeline.importers": ("from_onnx",),
-    "pipeline.ir": ("Graph", "as_states"),
-    "pipeline.optimize": ("optimize", "run"),
-    "pipeline.planning": ("check_plan",),
-    "pipeline.result": ("RunResult",),
-    "pipeline.run": ("Pipeline",),
-    "pipeline.runtime": (
-        "Capture", "CaptureReport", "CaptureWarning", "CheckedBuilder", "CompiledProgram", "SizedProgram", "Snapshot",
-        "compile_graph",
-    ),
-    "pipeline.training": ("NotFinite", "TrainProgram", "record_step"),
-    "pipeline.torch_ir": ("IR", "execute_ir", "extract_ir", "ir_to_mermaid", "verify_ir_with_state_dict"),
-}  # fmt: skip
-
-ALIASES: Final = {"Builder": "CheckedBuilder", "diff": "compare_models"}
-"""Names that are shorter here than in their room."""
 
 # By path: `passes` may be a module of the script's. Decided once, so that nothing of ours is loaded twice.
 _OWN_NAMES: Final = Path(__file__).resolve().parents[1] / "passes" / "worker" / "own_names.py"
 PREFIX: Final[str] = runpy.run_path(str(_OWN_NAMES))["choose_prefix"]()
 """What stands before `passes` and `pipeline` in this process: nothing, or `_onnxline.`."""
 
+_doors: Final = importlib.import_module(f"{PREFIX}passes.doors")
+_names, _find = _doors.open_door(__name__, __file__, PREFIX)
+
+if TYPE_CHECKING:
+    from passes.custom_ops import ArrayType as ArrayType
+    from passes.custom_ops import CustomOp as CustomOp
+    from passes.custom_ops import declare_ops as declare_ops
+    from passes.diff import compare_models as compare_models
+    from passes.diff import diff_text as diff_text
+    from passes.errors import ModelError as ModelError
+    from passes.errors import OnnxlineError as OnnxlineError
+    from passes.errors import PassError as PassError
+    from passes.errors import PolicyError as PolicyError
+    from passes.guard import guard as guard
+    from passes.run.result import OptimizeResult as OptimizeResult
+    from passes.run.result import PassRow as PassRow
+    from passes.run.result import PassRun as PassRun
+    from passes.run.result import Status as Status
+    from passes.run.result import StructureVerdict as StructureVerdict
+    from passes.tools import change_batch as change_batch
+    from passes.tools import change_outputs as change_outputs
+    from passes.tools import compare as compare
+    from passes.tools import convert_opset as convert_opset
+    from passes.tools import extract as extract
+    from passes.tools import fix_shapes as fix_shapes
+    from passes.tools import inspect_model as inspect_model
+    from passes.tools import merge as merge
+    from passes.tools import rename as rename
+    from passes.tools import split as split
+    from passes.tools import to_bf16 as to_bf16
+    from passes.tools import to_fp16 as to_fp16
+    from passes.why import Origin as Origin
+    from passes.why import WeightOrigin as WeightOrigin
+    from passes.why import why as why
+    from passes.why import why_weights as why_weights
+    from pipeline.config import RunConfig as RunConfig
+    from pipeline.errors import CheckFailed as CheckFailed
+    from pipeline.errors import ConfigError as ConfigError
+    from pipeline.errors import InternalError as InternalError
+    from pipeline.errors import SourceError as SourceError
+    from pipeline.errors import Unsupported as Unsupported
+    from pipeline.errors import UsageError as UsageError
+    from pipeline.importers import from_onnx as from_onnx
+    from pipeline.ir import Graph as Graph
+    from pipeline.ir import as_states as as_states
+    from pipeline.optimize import optimize as optimize
+    from pipeline.optimize import run as run
+    from pipeline.planning import check_plan as check_plan
+    from pipeline.result import RunResult as RunResult
+    from pipeline.run import Pipeline as Pipeline
+    from pipeline.runtime import Capture as Capture
+    from pipeline.runtime import CaptureReport as CaptureReport
+    from pipeline.runtime import CaptureWarning as CaptureWarning
+    from pipeline.runtime import CheckedBuilder as CheckedBuilder
+    from pipeline.runtime import CompiledProgram as CompiledProgram
+    from pipeline.runtime import SizedProgram as SizedProgram
+    from pipeline.runtime import Snapshot as Snapshot
+    from pipeline.runtime import compile_graph as compile_graph
+    from pipeline.torch_ir import IR as IR
+    from pipeline.torch_ir import execute_ir as execute_ir
+    from pipeline.torch_ir import extract_ir as extract_ir
+    from pipeline.torch_ir import ir_to_mermaid as ir_to_mermaid
+    from pipeline.torch_ir import verify_ir_with_state_dict as verify_ir_with_state_dict
+    from pipeline.training import NotFinite as NotFinite
+    from pipeline.training import TrainProgram as TrainProgram
+    from pipeline.training import record_step as record_step
+
+    Builder = CheckedBuilder
+    diff = compare_models
+else:
+    __all__ = ["__version__", *_names]
 
 ROOMS: Final = (
     "authoring", "bisect", "errors", "importers", "ir", "jobs", "onnx_backend", "passes", "planning", "quantsim",
@@ -186,24 +113,22 @@ def open_room(home: str) -> tuple[Sequence[str], Callable[[str], Any]]:
     with _extras_named(home):
         room = importlib.import_module(PREFIX + home)
 
+    names = getattr(room, "__all__", None) or sorted(_doors.public_names(room.__file__))
+
     def find(name: str) -> Any:
-        if name not in room.__all__:
+        if name not in names:
             raise AttributeError(f"{home} has no public name {name!r}")
         with _extras_named(f"{home}.{name}"):
             return getattr(room, name)
 
-    return room.__all__, find
+    return names, find
 
 
 def __getattr__(name: str) -> Any:
     if name in ROOMS:
         return importlib.import_module(f"{__name__}.{name}")
-    name = ALIASES.get(name, name)
-    home = next((module for module, names in HOMES.items() if name in names), None)
-    if home is None:
-        raise AttributeError(f"module 'onnxline' has no attribute {name!r}")
     with _extras_named(f"onnxline.{name}"):
-        return getattr(importlib.import_module(PREFIX + home), name)
+        return _find(name)
 
 
 @contextmanager
@@ -219,4 +144,4 @@ def _extras_named(what: str) -> Iterator[None]:
 
 
 def __dir__() -> list[str]:
-    return sorted((*__all__, *ROOMS))
+    return sorted(("__version__", *_names, *ROOMS))

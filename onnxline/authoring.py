@@ -1,7 +1,5 @@
 """`pipeline.authoring` at the front door: models written by hand, and their training."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from onnxline import open_room

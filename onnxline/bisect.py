@@ -1,7 +1,5 @@
 """`passes.bisect` at the front door: the search for the pass that broke a structure or a value."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from onnxline import open_room

@@ -1,7 +1,5 @@
 """`pipeline.errors` at the front door: the errors that a caller may catch, each with its exit code."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from onnxline import open_room

@@ -1,7 +1,5 @@
 """`pipeline.importers` at the front door: an ONNX model → a Graph."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from onnxline import open_room

@@ -1,7 +1,5 @@
 """`pipeline.ir` at the front door: Graph, and its text and JSON; `onnxline.Builder` makes one by hand."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from onnxline import open_room

@@ -1,7 +1,5 @@
 """`pipeline.jobs` at the front door: many runs in processes of this machine, or on a Ray cluster."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from onnxline import open_room

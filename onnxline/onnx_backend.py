@@ -1,7 +1,5 @@
 """`pipeline.onnx_backend` at the front door: ONNX's own backend interface over the planned runtime."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from onnxline import open_room

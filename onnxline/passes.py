@@ -1,7 +1,5 @@
 """`passes` at the front door: the pass run on an ONNX model, guards and provenance; needs no torch."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from onnxline import open_room

@@ -1,7 +1,5 @@
 """`pipeline.planning` at the front door: execution plans, memory maps, and the file plan.bin."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from onnxline import open_room

@@ -1,7 +1,5 @@
 """`pipeline.quantsim` at the front door: quantization simulation of the final model of a run."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from onnxline import open_room

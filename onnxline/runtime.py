@@ -1,7 +1,5 @@
 """`pipeline.runtime` at the front door: programs that run a plan, capture it and replay it."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from onnxline import open_room

@@ -1,7 +1,5 @@
 """`pipeline.export.parts.pair` at the front door: prefill and decode graphs with a cache of fixed length."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from onnxline import open_room

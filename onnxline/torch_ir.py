@@ -1,7 +1,5 @@
 """`pipeline.torch_ir` at the front door: IRs of torch programs, by the names and in the JSON of pytorch-ir."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from onnxline import open_room

@@ -1,7 +1,5 @@
 """`pipeline.training` at the front door: train steps that are recorded, captured and replayed."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from onnxline import open_room

@@ -2,58 +2,38 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+from passes.doors import open_door
 
 if TYPE_CHECKING:
-    from passes.errors import ModelError, OnnxlineError, PassError, PolicyError
-    from passes.guard import guard
-    from passes.optimize import optimize
-    from passes.run.result import OptimizeResult, PassRow, PassRun, Status, StructureVerdict
-    from passes.why import Origin, WeightOrigin, why, why_weights
-
-__all__ = [
-    "ModelError",
-    "OnnxlineError",
-    "OptimizeResult",
-    "Origin",
-    "PassError",
-    "PassRow",
-    "PassRun",
-    "PolicyError",
-    "Status",
-    "StructureVerdict",
-    "WeightOrigin",
-    "guard",
-    "optimize",
-    "why",
-    "why_weights",
-]
-
-HOMES: Final = {
-    "errors": ("ModelError", "OnnxlineError", "PassError", "PolicyError"),
-    "guard": ("guard",),
-    "optimize": ("optimize",),
-    "run.result": ("OptimizeResult", "PassRow", "PassRun", "Status", "StructureVerdict"),
-    "why": ("Origin", "WeightOrigin", "why", "why_weights"),
-}
+    from passes.errors import ModelError as ModelError
+    from passes.errors import OnnxlineError as OnnxlineError
+    from passes.errors import PassError as PassError
+    from passes.errors import PolicyError as PolicyError
+    from passes.guard import guard as guard
+    from passes.optimize import optimize as optimize
+    from passes.run.result import OptimizeResult as OptimizeResult
+    from passes.run.result import PassRow as PassRow
+    from passes.run.result import PassRun as PassRun
+    from passes.run.result import Status as Status
+    from passes.run.result import StructureVerdict as StructureVerdict
+    from passes.why import Origin as Origin
+    from passes.why import WeightOrigin as WeightOrigin
+    from passes.why import why as why
+    from passes.why import why_weights as why_weights
+else:
+    __all__, __getattr__ = open_door(__name__, __file__)
 
 
 class _LazyPackage(ModuleType):
-    """Loads each public name when it is first used: a part of `passes`, such as its errors, must not load onnx."""
-
-    def __getattr__(self, name: str) -> Any:
-        home = next((module for module, names in HOMES.items() if name in names), None)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    """Keeps its functions: Python stores each imported submodule here, and three have the name of their function."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Python stores each imported submodule here; three of them have the name of their public function.
-        if not (name in __all__ and isinstance(value, ModuleType)):
+        if not (name in self.__all__ and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
 

@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pipeline.config import RunConfig
-    from pipeline.result import RunResult
-    from pipeline.run import Pipeline
-
-__all__ = ["Pipeline", "RunConfig", "RunResult"]
-
-
-def __getattr__(name: str) -> Any:
-    # Late, since a part of `pipeline` must not load the whole, and `--help` must not load torch.
-    home = {"Pipeline": "run", "RunConfig": "config", "RunResult": "result"}.get(name)
-    if home is None:
-        raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+from typing import TYPE_CHECKING
 
 
 def _refuse_other_passes() -> None:
@@ -41,3 +25,12 @@ def _refuse_other_passes() -> None:
 
 if __name__ == "pipeline":  # under a private name its `passes` is private too
     _refuse_other_passes()
+
+if TYPE_CHECKING:
+    from pipeline.config import RunConfig as RunConfig
+    from pipeline.result import RunResult as RunResult
+    from pipeline.run import Pipeline as Pipeline
+else:
+    from passes.doors import open_door
+
+    __all__, __getattr__ = open_door(__name__, __file__)

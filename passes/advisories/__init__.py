@@ -12,19 +12,3 @@ from passes.advisories.table import (
     table_of,
     table_text,
 )
-
-__all__ = [
-    "KINDS",
-    "ROUND_TRIP",
-    "UNSAFE",
-    "AuditEntry",
-    "AuditFinding",
-    "AuditTable",
-    "known_table",
-    "own_tables",
-    "parse",
-    "table_of",
-    "table_text",
-    "tables_in",
-    "unsafe_names",
-]

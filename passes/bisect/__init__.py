@@ -7,28 +7,17 @@ search.py    runs the recipe, finds the first step that shows the fault, the pas
 result.py    the result: as data, as text, for JSON
 """
 
-from __future__ import annotations
-
-from passes.bisect.bisect import BUDGET_S, bisect
-from passes.bisect.faults import Breakdown, Deviation, Fault, Loss
-from passes.bisect.result import Bisection, Culprit, Smallest, bisection_as_data, bisection_text
-from passes.context import open_context
-from passes.recipe.recipe import steps_of
-from passes.weights.detached import read_model
-
-__all__ = [
-    "BUDGET_S",
-    "Bisection",
-    "Breakdown",
-    "Culprit",
-    "Deviation",
-    "Fault",
-    "Loss",
-    "Smallest",
-    "bisect",
-    "bisection_as_data",
-    "bisection_text",
-    "open_context",
-    "read_model",
-    "steps_of",
-]
+from passes.bisect.bisect import BUDGET_S as BUDGET_S
+from passes.bisect.bisect import bisect as bisect
+from passes.bisect.faults import Breakdown as Breakdown
+from passes.bisect.faults import Deviation as Deviation
+from passes.bisect.faults import Fault as Fault
+from passes.bisect.faults import Loss as Loss
+from passes.bisect.result import Bisection as Bisection
+from passes.bisect.result import Culprit as Culprit
+from passes.bisect.result import Smallest as Smallest
+from passes.bisect.result import bisection_as_data as bisection_as_data
+from passes.bisect.result import bisection_text as bisection_text
+from passes.context import open_context as open_context
+from passes.recipe.recipe import steps_of as steps_of
+from passes.weights.detached import read_model as read_model

@@ -1,7 +1,3 @@
 """Every pass that this installation can run: what it does, reads and may destroy, with an example."""
 
-from __future__ import annotations
-
 from passes.catalog.listing import CatalogEntry, catalog, rows_of
-
-__all__ = ["CatalogEntry", "catalog", "rows_of"]

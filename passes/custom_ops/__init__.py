@@ -4,9 +4,5 @@ operator.py      what one operator is, and how a node of it is inferred and comp
 declarations.py  the files that declare operators: named once, loaded where they are needed
 """
 
-from __future__ import annotations
-
 from passes.custom_ops.declarations import declare_ops, declared_ops
 from passes.custom_ops.operator import ArrayType, CustomOp
-
-__all__ = ["ArrayType", "CustomOp", "declare_ops", "declared_ops"]

@@ -9,8 +9,6 @@ numbers.py          measures the errors of outputs, inner values, and values at 
 formats.py          the differences as text, and for JSON
 """
 
-from __future__ import annotations
-
 from passes.diff.compare import compare_matched, compare_models
 from passes.diff.formats import (
     diff_as_data,
@@ -25,24 +23,3 @@ from passes.diff.layers import LayerErrors, compare_layers
 from passes.diff.model_matching import ModelMatching, match_models
 from passes.diff.numbers import DrawnInputs, Numbers, compare_numbers, draw_inputs
 from passes.diff.types import Diff
-
-__all__ = [
-    "Diff",
-    "DrawnInputs",
-    "LayerErrors",
-    "ModelMatching",
-    "Numbers",
-    "compare_layers",
-    "compare_matched",
-    "compare_models",
-    "compare_numbers",
-    "diff_as_data",
-    "diff_text",
-    "draw_inputs",
-    "layers_as_data",
-    "layers_text",
-    "match_models",
-    "numbers_as_data",
-    "numbers_text",
-    "summarize",
-]

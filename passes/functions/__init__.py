@@ -8,5 +8,3 @@ body.
 
 from passes.functions.fold import describe_layers, fold_layers
 from passes.functions.side_by_side import FunctionLayout, LayoutProver, fold_run, lay_out
-
-__all__ = ["FunctionLayout", "LayoutProver", "describe_layers", "fold_layers", "fold_run", "lay_out"]

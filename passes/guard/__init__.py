@@ -10,9 +10,5 @@ call_log.py     records, from all processes
 startup/        how child processes start with the guard; escapes.py names those that start without it
 """
 
-from __future__ import annotations
-
 from passes.guard.call_log import GuardedCall, Returned
 from passes.guard.context import Guard, GuardLog, guard
-
-__all__ = ["Guard", "GuardLog", "GuardedCall", "Returned", "guard"]

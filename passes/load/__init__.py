@@ -15,18 +15,3 @@ Imports nothing else of `passes` but the errors, the memory limit and `passes/gr
 from passes.load.load import check_model, free_dims, load_model, to_path
 from passes.load.tensors import byte_count, check_payload
 from passes.load.values import MOST_DRAWN, check_bytes, check_drawn, check_drawn_together, memory_budget, seconds_to_run
-
-__all__ = [
-    "MOST_DRAWN",
-    "byte_count",
-    "check_bytes",
-    "check_drawn",
-    "check_drawn_together",
-    "check_model",
-    "check_payload",
-    "free_dims",
-    "load_model",
-    "memory_budget",
-    "seconds_to_run",
-    "to_path",
-]

@@ -6,8 +6,6 @@ annotations.py     a node: its torch module, in the keys of the exporter; its au
 weight_origins.py  the source's weights that a stored tensor was made of, and its name
 """
 
-from __future__ import annotations
-
 from passes.provenance.annotations import (
     AUTHOR_KEY,
     CHANGED_KEY,
@@ -22,22 +20,3 @@ from passes.provenance.annotations import (
 )
 from passes.provenance.carry import Carrier, carry
 from passes.provenance.weight_origins import form_of, name_weights, part_of, untransposed_name
-
-__all__ = [
-    "AUTHOR_KEY",
-    "CHANGED_KEY",
-    "COUNT_KEY",
-    "REPLACED_KEY",
-    "Carrier",
-    "Descendants",
-    "ModulePath",
-    "NodeAnnotations",
-    "annotations_of",
-    "carry",
-    "form_of",
-    "known_as",
-    "module_path_of",
-    "name_weights",
-    "part_of",
-    "untransposed_name",
-]

@@ -12,9 +12,5 @@ qkv.py          the finder of separate Q, K and V, on projection.py, matrices.py
 subgraph.py     the nodes of an instance, to draw it
 """
 
-from __future__ import annotations
-
 from passes.structures.kinds import SELECTORS, STRUCTURES, Structure, structure_of
 from passes.structures.types import Instance, KeptWeight, SearchResult
-
-__all__ = ["SELECTORS", "STRUCTURES", "Instance", "KeptWeight", "SearchResult", "Structure", "structure_of"]

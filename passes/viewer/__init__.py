@@ -7,9 +7,5 @@ viewer.js     folding by module, search, colours, keys
 cytoscape (MIT) draws and dagre (MIT) lays out; both are bundled as npm publishes them, with their licences.
 """
 
-from __future__ import annotations
-
 from passes.viewer.page import render, view_data, view_models
 from passes.viewer.scene import Scene, scene_of
-
-__all__ = ["Scene", "render", "scene_of", "view_data", "view_models"]

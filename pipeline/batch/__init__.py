@@ -3,5 +3,3 @@
 from pipeline.batch.jobs import PlannedRun, read_configs
 from pipeline.batch.rows import WIDTH, Row, print_batch
 from pipeline.batch.run import run_batch
-
-__all__ = ["WIDTH", "PlannedRun", "Row", "print_batch", "read_configs", "run_batch"]

@@ -1,5 +1,3 @@
 """Front ends of the IR: each `from_x` reads one kind of source and makes a Graph."""
 
-from pipeline.importers.from_onnx import from_onnx
-
-__all__ = ["from_onnx"]
+from pipeline.importers.from_onnx import from_onnx as from_onnx

@@ -4,11 +4,7 @@ A row says all that lowering, the planner and a reader of plans know of an opera
 the operands that it may overwrite, whether it is a view. Nothing here imports torch or onnx.
 """
 
-from __future__ import annotations
-
 from pipeline.ops.attrs import pack, unpack
 from pipeline.ops.kinds import Kind
 from pipeline.ops.layout import Layout
 from pipeline.ops.tables import KINDS, GraphBuilder, emitter_of, wrong_schema
-
-__all__ = ["KINDS", "GraphBuilder", "Kind", "Layout", "emitter_of", "pack", "unpack", "wrong_schema"]

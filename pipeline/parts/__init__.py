@@ -15,20 +15,13 @@ report.py      the report of all parts, as data and as a page
 result.py      what a run in parts returns
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-from pipeline.parts.result import PartsResult
+from passes.doors import open_door
 
 if TYPE_CHECKING:
-    from pipeline.parts.generate import Generation, TextGenerator
-
-__all__ = ["Generation", "PartsResult", "TextGenerator"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(".generate", __name__), name)  # loads onnxruntime
+    from pipeline.parts.generate import Generation as Generation
+    from pipeline.parts.generate import TextGenerator as TextGenerator
+    from pipeline.parts.result import PartsResult as PartsResult
+else:
+    __all__, __getattr__ = open_door(__name__, __file__)

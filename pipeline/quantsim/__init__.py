@@ -31,50 +31,23 @@ best.py         the steps of optimize, tried one after the other within a budget
 suggest.py      formats of single layers for a target
 weight_sizes.py bytes of the constants in float, and with a placement
 report.py       the results as data
+
+A module is loaded when one of its names is first used: a target's table needs no simulation, and no torch.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-import importlib
-from typing import TYPE_CHECKING, Any, Final
+from passes.doors import open_door
 
 if TYPE_CHECKING:
-    from passes.encodings.aimet import from_aimet
-    from passes.encodings.encoding import fit_encodings
-    from passes.weights.detached import read_model
-    from pipeline.quantsim.crosscheck import compare_values, find_jump
-    from pipeline.quantsim.qdq import insert_qdq
-    from pipeline.quantsim.run import QuantSim, QuantSimResult
-    from pipeline.quantsim.torch_nodes import TorchRun
-
-__all__ = [
-    "QuantSim",
-    "QuantSimResult",
-    "TorchRun",
-    "compare_values",
-    "find_jump",
-    "fit_encodings",
-    "from_aimet",
-    "insert_qdq",
-    "read_model",
-]
-
-HOMES: Final = {
-    "QuantSim": "pipeline.quantsim.run",
-    "QuantSimResult": "pipeline.quantsim.run",
-    "TorchRun": "pipeline.quantsim.torch_nodes",
-    "compare_values": "pipeline.quantsim.crosscheck",
-    "find_jump": "pipeline.quantsim.crosscheck",
-    "fit_encodings": "passes.encodings.encoding",
-    "from_aimet": "passes.encodings.aimet",
-    "insert_qdq": "pipeline.quantsim.qdq",
-    "read_model": "passes.weights.detached",
-}
-"""Name → its module, loaded when the name is first used: a target's table needs no simulation, and no torch."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    prefix = __name__.removesuffix("pipeline.quantsim")  # our packages may have private names here
-    return getattr(importlib.import_module(prefix + HOMES[name]), name)
+    from passes.encodings.aimet import from_aimet as from_aimet
+    from passes.encodings.encoding import fit_encodings as fit_encodings
+    from passes.weights.detached import read_model as read_model
+    from pipeline.quantsim.crosscheck import compare_values as compare_values
+    from pipeline.quantsim.crosscheck import find_jump as find_jump
+    from pipeline.quantsim.qdq import insert_qdq as insert_qdq
+    from pipeline.quantsim.run import QuantSim as QuantSim
+    from pipeline.quantsim.run import QuantSimResult as QuantSimResult
+    from pipeline.quantsim.torch_nodes import TorchRun as TorchRun
+else:
+    __all__, __getattr__ = open_door(__name__, __file__)

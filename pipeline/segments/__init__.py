@@ -8,5 +8,3 @@ host_ops.py    the nodes that no plan can hold: on sequences and optionals, with
 
 from pipeline.segments.host_ops import FallbackCount
 from pipeline.segments.model import SegmentedModel
-
-__all__ = ["FallbackCount", "SegmentedModel"]

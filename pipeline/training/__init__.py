@@ -14,26 +14,14 @@ trained.py      which of its weights are trained       qdq.py          a quantiz
 with_weights.py trained weights → the ONNX model that they came from, or an export of the module
 """
 
-from __future__ import annotations
-
-from pipeline.events import Phase
-from pipeline.runtime.capture import Snapshot
-from pipeline.training.graph_module import GraphModule, as_module
-from pipeline.training.program import PHASES, NotFinite, TrainProgram
-from pipeline.training.record import record_step
-from pipeline.training.step_comparison import StepComparison, compare_step
-from pipeline.training.with_weights import with_weights
-
-__all__ = [
-    "PHASES",
-    "GraphModule",
-    "NotFinite",
-    "Phase",
-    "Snapshot",
-    "StepComparison",
-    "TrainProgram",
-    "as_module",
-    "compare_step",
-    "record_step",
-    "with_weights",
-]
+from pipeline.events import Phase as Phase
+from pipeline.runtime.capture import Snapshot as Snapshot
+from pipeline.training.graph_module import GraphModule as GraphModule
+from pipeline.training.graph_module import as_module as as_module
+from pipeline.training.program import PHASES as PHASES
+from pipeline.training.program import NotFinite as NotFinite
+from pipeline.training.program import TrainProgram as TrainProgram
+from pipeline.training.record import record_step as record_step
+from pipeline.training.step_comparison import StepComparison as StepComparison
+from pipeline.training.step_comparison import compare_step as compare_step
+from pipeline.training.with_weights import with_weights as with_weights

@@ -9,9 +9,5 @@ diffusion.py   the models of a pipeline, by the calls that it makes; diffusers_p
 source.py      the model of `model.transformers`, loaded once, as the source of each part
 """
 
-from __future__ import annotations
-
 from pipeline.export.parts.diffusion import CallFile
 from pipeline.export.parts.source import load_for_parts, make_part, part_of
-
-__all__ = ["CallFile", "load_for_parts", "make_part", "part_of"]

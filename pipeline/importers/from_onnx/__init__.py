@@ -14,5 +14,3 @@ Before the families:
 """
 
 from pipeline.importers.from_onnx.model import from_onnx
-
-__all__ = ["from_onnx"]

@@ -8,5 +8,3 @@ refusals.py         programs that would go wrong        layer_dedup/       equal
 
 from pipeline.importers.from_torch.functionalize import functionalize_program, mutates
 from pipeline.importers.from_torch.program import from_torch
-
-__all__ = ["from_torch", "functionalize_program", "mutates"]

@@ -4,9 +4,5 @@ The checker shares no code with the planner (it reads the plan's tables, and use
 layout rules). It always runs. `check_against` compares a plan with the graph that it was made of.
 """
 
-from __future__ import annotations
-
 from pipeline.planning.check.meaning import check_against, differences
 from pipeline.planning.check.walk import check_plan, violations
-
-__all__ = ["check_against", "check_plan", "differences", "violations"]

@@ -9,8 +9,4 @@ curves.py      error and SQNR by layer, ratios along the model, the loss of a tr
 quantization.py  what quantization costs, where, and in sizes
 """
 
-from __future__ import annotations
-
 from pipeline.report.html.page import Page, page_of, render
-
-__all__ = ["Page", "page_of", "render"]

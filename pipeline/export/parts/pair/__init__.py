@@ -8,44 +8,21 @@ off in places become graphs with regions. `kv_mapping` says which tensor of one 
 takes static.py, whose graphs make their masks and whose prefill writes into the cache.
 """
 
-from __future__ import annotations
-
-from pipeline.export.parts.pair.generate import (
-    PREFILL_INPUTS,
-    CacheSizes,
-    CacheSpec,
-    Generated,
-    KVMapping,
-    Program,
-    cache_specs,
-    decode_input_names,
-    decode_inputs,
-    decode_output_names,
-    generate,
-    kv_mapping,
-    prefill_inputs,
-    prefill_output_names,
-    save_kv_mapping,
-)
-from pipeline.export.parts.pair.masked import Decode, Prefill, causal_mask
-
-__all__ = [
-    "PREFILL_INPUTS",
-    "CacheSizes",
-    "CacheSpec",
-    "Decode",
-    "Generated",
-    "KVMapping",
-    "Prefill",
-    "Program",
-    "cache_specs",
-    "causal_mask",
-    "decode_input_names",
-    "decode_inputs",
-    "decode_output_names",
-    "generate",
-    "kv_mapping",
-    "prefill_inputs",
-    "prefill_output_names",
-    "save_kv_mapping",
-]
+from pipeline.export.parts.pair.generate import PREFILL_INPUTS as PREFILL_INPUTS
+from pipeline.export.parts.pair.generate import CacheSizes as CacheSizes
+from pipeline.export.parts.pair.generate import CacheSpec as CacheSpec
+from pipeline.export.parts.pair.generate import Generated as Generated
+from pipeline.export.parts.pair.generate import KVMapping as KVMapping
+from pipeline.export.parts.pair.generate import Program as Program
+from pipeline.export.parts.pair.generate import cache_specs as cache_specs
+from pipeline.export.parts.pair.generate import decode_input_names as decode_input_names
+from pipeline.export.parts.pair.generate import decode_inputs as decode_inputs
+from pipeline.export.parts.pair.generate import decode_output_names as decode_output_names
+from pipeline.export.parts.pair.generate import generate as generate
+from pipeline.export.parts.pair.generate import kv_mapping as kv_mapping
+from pipeline.export.parts.pair.generate import prefill_inputs as prefill_inputs
+from pipeline.export.parts.pair.generate import prefill_output_names as prefill_output_names
+from pipeline.export.parts.pair.generate import save_kv_mapping as save_kv_mapping
+from pipeline.export.parts.pair.masked import Decode as Decode
+from pipeline.export.parts.pair.masked import Prefill as Prefill
+from pipeline.export.parts.pair.masked import causal_mask as causal_mask

@@ -13,5 +13,3 @@ from pipeline.importers.from_torch.layer_dedup.deduplicate import (
     deduplicate_layers,
 )
 from pipeline.importers.from_torch.layer_dedup.layer_runs import LayerRun
-
-__all__ = ["DeduplicatedGraph", "Ends", "LayerRun", "TracedWhole", "deduplicate_layers"]

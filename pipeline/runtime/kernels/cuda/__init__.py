@@ -4,8 +4,4 @@ Each kernel has a form in torch, which computes where Triton is not installed, a
 interpreter runs the same kernels on the CPU (`TRITON_INTERPRET=1`). Untested on a GPU.
 """
 
-from __future__ import annotations
-
 from pipeline.runtime.kernels.cuda.launches import has_triton, launch_adam, launch_clamp, launch_row_program
-
-__all__ = ["has_triton", "launch_adam", "launch_clamp", "launch_row_program"]
