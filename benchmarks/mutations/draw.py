@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -40,21 +40,34 @@ class Mutation:
         return f"{self.file}:{self.start[0] + 1}: {' '.join(self.found.split())} → {' '.join(self.instead.split())}"
 
 
-def draw_mutations(root: Path, seed: int, count: int) -> list[Mutation]:
-    """`count` of all mutations of the packages below `root`, the same for each tree and seed, in order of files."""
-    files = sorted(path for package in PACKAGES for path in (root / package).rglob("*.py"))
-    every = [(path, fault) for path in files for fault in _faults(ast.parse(path.read_text(encoding="utf-8")), False)]
-    return [_mutation_of(*every[place], root) for place in sorted(random.Random(seed).sample(range(len(every)), count))]
+def draw_mutations(root: Path, seed: int, count: int, below: Sequence[str] = PACKAGES) -> list[Mutation]:
+    """`count` of all mutations in the folders and files `below` of the tree `root`, or all if there are not as many.
+
+    They are in order of files, and the same for the same tree and seed.
+    """
+    every = every_mutation(root, below)
+    drawn = random.Random(seed).sample(range(len(every)), min(count, len(every)))
+    return [every[place] for place in sorted(drawn)]
 
 
-def _mutation_of(path: Path, fault: Fault, root: Path) -> Mutation:
-    text, (node, instead) = path.read_text(encoding="utf-8"), fault
+def every_mutation(root: Path, below: Sequence[str] = PACKAGES) -> list[Mutation]:
+    files = sorted(path for name in below for path in (root / name, *(root / name).rglob("*.py")) if path.is_file())
+    return [mutation for path in files for mutation in _mutations_of(path, path.relative_to(root).as_posix())]
+
+
+def _mutations_of(path: Path, file: str) -> Iterator[Mutation]:
+    text = path.read_text(encoding="utf-8")
     lines = text.encode().splitlines(keepends=True)
-    assert node.end_lineno is not None and node.end_col_offset is not None
-    start, end = (node.lineno - 1, node.col_offset), (node.end_lineno - 1, node.end_col_offset)
-    found = ast.get_source_segment(text, node) or ""
-    assert lines[start[0]][start[1] :].startswith(found.encode().splitlines(keepends=True)[0][:9]), (path, start)
-    return Mutation(path.relative_to(root).as_posix(), start, end, found, instead())
+    for node, instead in _faults(ast.parse(text), False):
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        start, end = (node.lineno - 1, node.col_offset), (node.end_lineno - 1, node.end_col_offset)
+        yield Mutation(file, start, end, _text_between(lines, start, end), instead())
+
+
+def _text_between(lines: Sequence[bytes], start: tuple[int, int], end: tuple[int, int]) -> str:
+    """The text between two places, of which line and byte count from 0."""
+    inside = [*lines[start[0] : end[0]], lines[end[0]][: end[1]]]
+    return b"".join([inside[0][start[1] :], *inside[1:]]).decode()
 
 
 def edit(text: str, edits: list[tuple[Mutation, str, str]]) -> str:

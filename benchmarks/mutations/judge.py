@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -47,6 +47,15 @@ def places_near(file: str) -> tuple[str, ...]:
     return f"{folder}test_{path.stem}.py::", folder
 
 
+def tests_of_rooms(files: Iterable[str], tests: Collection[str]) -> frozenset[str]:
+    """Those of `tests` that mirror the folders of the modules `files`, or the nearest folders above that have tests."""
+    chosen: set[str] = set()
+    for folder in {PurePosixPath(places_near(file)[1]) for file in files}:
+        rooms = ({test for test in tests if test.startswith(f"{room}/")} for room in (folder, *folder.parents))
+        chosen |= next(filter(None, rooms), set())
+    return frozenset(chosen)
+
+
 def judge(tree: Path, plan: Mapping[int, list[tuple[str, float]]], results: Path, early: frozenset[int]) -> None:
     """Append to `results` the number of each mutation of `plan` that is not there yet, and what the test that catches
     it says.
@@ -60,8 +69,12 @@ def judge(tree: Path, plan: Mapping[int, list[tuple[str, float]]], results: Path
     """
     left = {number: tests for number, tests in plan.items() if number not in read_results(results)}
     for number in sorted(early & left.keys()):
-        _run(tree, {number: left.pop(number)}, results, number)
-    _run(tree, left, results)
+        (nearest, _), *_ = left[number]
+        if not _run(tree, {number: left.pop(number)}, results, number):
+            with results.open("a", encoding="utf-8") as file:
+                file.write(f"{number}\t{nearest}\tis not collected\n")
+    if left and not _run(tree, left, results):
+        raise SystemExit(f"pytest did not judge all; see {results.with_name('judged.log')}, and call again")
 
 
 def read_results(results: Path) -> dict[int, str]:
@@ -70,7 +83,8 @@ def read_results(results: Path) -> dict[int, str]:
     return {int(line.partition("\t")[0]): line.partition("\t")[2] for line in lines}
 
 
-def _run(tree: Path, plan: Mapping[int, list[tuple[str, float]]], results: Path, awake: int = -1) -> None:
+def _run(tree: Path, plan: Mapping[int, list[tuple[str, float]]], results: Path, awake: int = -1) -> bool:
+    """Whether pytest comes to the end of the plan."""
     file = results.with_name("plan.txt")
     file.write_text("".join(f"{json.dumps(line)}\n" for line in plan.items()), encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "MUTATION_RESULTS": str(results)}
@@ -79,3 +93,4 @@ def _run(tree: Path, plan: Mapping[int, list[tuple[str, float]]], results: Path,
     command = [sys.executable, "-m", "pytest", "-p", "mutation_hits", "-n", "0", "--all", *files]
     with results.with_name("judged.log").open("a", encoding="utf-8") as log:
         subprocess.run(command, cwd=tree, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
+    return plan.keys() <= read_results(results).keys()

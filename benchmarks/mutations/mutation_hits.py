@@ -131,8 +131,7 @@ class Judge:
 
     def _judge(self, number: int, tests: list[tuple[pytest.Item, float]]) -> str:
         """The test that fails, or dies, or does not end, and what it says; nothing if all pass."""
-        folder, words = Path(tempfile.gettempdir(), "mutation"), self._plan.with_name("words.txt")
-        folder.mkdir()
+        folder, words = Path(tempfile.mkdtemp(prefix="mutation_")), self._plan.with_name("words.txt")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of threads that a fork does not have
             process = os.fork()
