@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
@@ -80,7 +80,7 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _plant(folder: Path, root: Path, mutations: Iterable[Mutation]) -> None:
+def _plant(folder: Path, root: Path, mutations: list[Mutation]) -> None:
     """Make the copy of the tree in which `mutations` sleep, if no earlier call has made it."""
     drawn, known = "".join(f"{mutation}\n" for mutation in mutations), folder / "mutations.txt"
     if not known.is_file():

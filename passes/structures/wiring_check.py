@@ -17,9 +17,10 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
-from onnx import NodeProto
+from onnx import NodeProto, ValueInfoProto
 
-from passes.graph.index import GraphIndex, constant_of, initializers_of
+from passes.graph.index import GraphIndex, initializers_of
+from passes.graph.inference import dims_of, types_of
 from passes.graph.op_facts import (
     ARRANGING,
     CONVOLUTIONS,
@@ -114,7 +115,7 @@ class _Joins:
         self._constants = {"", *self._stored}
         self._bits: dict[str, int] = {}
         self._sources: dict[int, set[str]] = {}
-        self._near: dict[str, int] = {}
+        self._near: defaultdict[str, int] = defaultdict(int)
         self._operands: list[int] = []
         for node in nodes:
             near = self._visit(node)
@@ -166,17 +167,17 @@ class _Joins:
             return 0
         near = 0
         for name in read:
-            near |= self._near.get(name, 0)
+            near |= self._near[name]
         if has_body(node):
             return near | self._multiplied_inside(node)
         product = self._product_at(node)
         if product is None:
             return near
         matrix = self._matrix_of(product)
-        computed = [name for name in _factors(product) if name and name not in self._constants]
-        addend = self._near.get(addend_of(product), 0)
+        computed = [name for name in _factors(product) if name not in self._constants]
+        addend = self._near[addend_of(product)]
         if "Attention" in node.op_type or (product.op_type in JOINS and len(computed) > 1):
-            operands = [self._near.get(name, 0) for name in computed] + [matrix]
+            operands = [self._near[name] for name in computed] + [matrix]
             self._operands += [operand for operand in operands if operand]
             return addend
         if not matrix:
@@ -191,40 +192,40 @@ class _Joins:
         """
         if node.op_type in MATRIX_OPS or node.domain not in ONNX_DOMAINS or "Attention" in node.op_type:
             return node
-        producer = (
-            self._producers.get(self._index.origin_of(node.input[0], ARRANGING)) if node.op_type in SUMS else None
-        )
-        return producer if producer is not None and producer.op_type == "Mul" and len(set(producer.input)) > 1 else None
+        if node.op_type not in SUMS:
+            return None
+        producer = self._producers.get(self._index.origin_of(node.input[0], ARRANGING))
+        return producer if producer and producer.op_type == "Mul" and len(set(producer.input)) > 1 else None
 
     def _matrix_of(self, node: NodeProto) -> int:
         """The bit of the constant matrix that `node` multiplies with; 0 if there is none."""
         for name in _factors(node):
-            digest = self._digest_of_matrix(node, name) if name in self._constants and name else ""
+            digest = self._digest_of_matrix(node, name) if name in self._constants else ""
             if digest:
                 return self._bits.setdefault(digest, 1 << len(self._bits))
         return 0
 
     def _digest_of_matrix(self, node: NodeProto, name: str) -> str:
         """Empty for a vector, and for a filter of each channel by itself, which mix no features."""
-        whole, name = name, self._index.origin_of(name, ARRANGING)
-        producer = self._producers.get(name)
-        tensor = self._stored.get(name)
-        if tensor is None and producer is not None and producer.op_type == "Constant":
-            tensor = constant_of(producer)
-            if tensor is None:
-                return ""
-        if tensor is None and producer is not None and producer.op_type == "DequantizeLinear":
-            return self._digest_of_quantized(whole)
+        source = self._index.origin_of(name, ARRANGING)
+        producer = self._producers.get(source)
+        if producer is not None and producer.op_type == "DequantizeLinear":
+            return self._digest_of_quantized(name)
+        tensor = self._index.tensor_at(source)
         if tensor is None:
-            return f"computed {name}"
-        dims = list(tensor.dims)
-        if node.op_type in CONVOLUTIONS:
-            mixes = len(dims) > 1 and dims[1] > 1
-        elif node.op_type in ("Einsum", "Mul"):
-            mixes = sum(dim > 1 for dim in dims) > 1
-        else:
-            mixes = len(dims) > 1 and min(dims[-2:]) > 1
-        return self._model.digest(tensor) + packing_suffix(node, self._stored, self._model) if mixes else ""
+            return f"computed {source}"
+        if not _mixes(node, tensor.dims) and (source == name or not _mixes(node, self._dims_of(name))):
+            return ""
+        return self._model.digest(tensor) + packing_suffix(node, self._stored, self._model)
+
+    def _dims_of(self, name: str) -> Sequence[int]:
+        """The dims of a constant, of which inference knows all; those of a matrix where it does not."""
+        dims = dims_of(self._types[name]) if name in self._types else None
+        return [dim for dim in dims if isinstance(dim, int)] if dims is not None else UNKNOWN
+
+    @cached_property
+    def _types(self) -> Mapping[str, ValueInfoProto]:
+        return types_of(self._model.proto)
 
     def _digest_of_quantized(self, name: str) -> str:
         """The digest of how a matrix is dequantized; the digest of its values if a kept matrix is computed in another
@@ -256,17 +257,32 @@ class _Joins:
         return mask
 
 
-def _factors(node: NodeProto) -> Sequence[str]:
+def _mixes(node: NodeProto, dims: Sequence[int]) -> bool:
+    """Whether a product with a constant of these dims sums over several features for each of several results."""
+    if node.op_type in CONVOLUTIONS:
+        return len(dims) > 1 and dims[1] > 1
+    if node.op_type in ("Einsum", "Mul"):
+        return sum(dim > 1 for dim in dims) > 1
+    return len(dims) > 1 and min(dims[-2:]) > 1
+
+
+def _factors(node: NodeProto) -> list[str]:
     """The inputs that are multiplied with each other, without biases, masks, scales and zero points."""
-    if op_of(node) in MULTIPLIED:
-        return [input_of(node, place) for place in MULTIPLIED[op_of(node)]]
-    if node.op_type in ("QLinearMatMul", "QLinearConv"):
-        return (node.input[0], node.input[3])
-    return node.input[: 2 if node.op_type in MATRIX_OPS - {"Einsum"} else None]
+    places = FACTOR_PLACES.get(op_of(node), range(len(node.input)))
+    return [name for place in places if (name := input_of(node, place))]
 
 
 MATRIX_OPS: Final = CONVOLUTIONS | RECURRENT | {*FACTORS, "FusedMatMul"}
 """All ops of ONNX that multiply with a matrix; every op of another domain is taken to do so."""
+
+FACTOR_PLACES: Final[Mapping[str, Sequence[int]]] = {
+    **{op: FACTORS.get(op, (0, 1)) for op in MATRIX_OPS if op != "Einsum"},
+    **MULTIPLIED,
+}
+"""Op → the positions of its factors among its inputs. An Einsum, and an op that is not here, may multiply all."""
+
+UNKNOWN: Final = (2, 2)
+"""Dims of a matrix."""
 
 JOINS: Final = MATRIX_PRODUCTS | {"Einsum", "FusedMatMul", "MatMulInteger", "QLinearMatMul", "Mul"}
 """Ops that join two computed values, including a Mul whose result is summed; so does any Attention."""

@@ -23,6 +23,7 @@ from tests.support.onnx_models import ATTENTION, attention, detached, matrix, mo
 
 QKV = STRUCTURES["qkv"]
 
+QKV_NAMES = ("wq", "wk", "wv")
 SIZES = {"width": 32, "heads": 2, "head": 16}
 WEIGHTS = {name: matrix(32, 32, seed) for seed, name in enumerate(("wq", "wk", "wv", "wo"))}
 SPLIT = "qm, km, vm = Split <axis = -1, num_outputs = 3> (qkv)"
@@ -39,16 +40,23 @@ def block(projections: str, end: str = "", **weights: np.ndarray) -> onnx.ModelP
     """The attention block with Q, K and V made by `projections`, and `end` in the place of its last product."""
     text = ATTENTION.format(projections=f"{NOTHING} {projections}", **SIZES)
     text = text.replace("y = MatMul (flat, wo)", end or "y = MatMul (flat, wo)")
-    scale = np.array(16**-0.5, np.float32)
-    return model_of(text, **WEIGHTS, **weights, scale=scale)
-
-
-STILL = np.zeros((2, 2, 8, 1), np.float32)
-"""The offsets of a DeformConv that moves nothing."""
+    more = {name: array for name, array in MORE.items() if name in text}
+    return model_of(text, **WEIGHTS, **weights, **more)
 
 
 def joined() -> np.ndarray:
-    return np.concatenate([WEIGHTS[name] for name in ("wq", "wk", "wv")], axis=1)
+    return np.concatenate([WEIGHTS[name] for name in QKV_NAMES], axis=1)
+
+
+MORE = {
+    "scale": np.array(16**-0.5, np.float32),
+    "still": np.zeros((2, 2, 8, 1), np.float32),
+    "in_a_row": joined().ravel(),
+    "with_ones": joined()[:, :, None],
+    "vector": matrix(32, 1, 7).ravel(),
+    "filters": matrix(32, 3, 8).reshape(32, 1, 3),
+}
+"""Stored tensors of some cases; `still` are the offsets of a DeformConv that moves nothing."""
 
 
 def each(template: str) -> str:
@@ -162,6 +170,15 @@ ELSEWHERE = {
         f"{SPLIT} {OLD} " + each(BESIDE["times zero"]),
         "",
     ),
+    "a matrix that is stored in a row": (
+        "sizes = Constant <value_ints = [32, 96]> () w = Reshape (in_a_row, sizes) "
+        f"{MERGED.replace('wqkv', 'w')} {OLD} " + each(BESIDE["cut off"]),
+        "",
+    ),
+    "a matrix that is stored with ones": (
+        f"w = Squeeze (with_ones) {MERGED.replace('wqkv', 'w')} {OLD} " + each(BESIDE["cut off"]),
+        "",
+    ),
     "Q and K alone": (
         f"{MERGED} {OLD} {each(BESIDE['times zero']).partition('v_z')[0]} v = Identity (vd)",
         "",
@@ -174,7 +191,7 @@ def made(case: str) -> onnx.ModelProto:
     if case in BESIDE:
         return block(f"{MERGED} {OLD} {each(BESIDE[case])}", wqkv=joined())
     projections, end = ELSEWHERE[case]
-    return block(projections, end, wqkv=joined(), **({"still": STILL} if "still" in projections else {}))
+    return block(projections, end, wqkv=joined())
 
 
 @pytest.mark.parametrize("case", [*BESIDE, *ELSEWHERE])
@@ -213,6 +230,23 @@ HARMLESS = {
         "q = Identity (h) k = Identity (h) v = Identity (h)",
         SPELLED,
     ),
+    "a filter of each channel": (
+        f"{APART} t = Transpose <perm = [0, 2, 1]> (qa) c = Conv <group = 32, pads = [1, 1]> (t, filters) "
+        "q = Transpose <perm = [0, 2, 1]> (c) k = Identity (ka) v = Identity (va)",
+        "",
+    ),
+    "a product with a vector": (
+        f"{APART} w = Unsqueeze (vector, last) g = MatMul (qa, w) q = Mul (qa, g) k = Identity (ka) v = Identity (va)",
+        "",
+    ),
+    "a product with a vector, spelled as a sum": (
+        f"{APART} p = Mul (qa, vector) g = ReduceSum (p, last) q = Mul (qa, g) k = Identity (ka) v = Identity (va)",
+        "",
+    ),
+    "a norm after the attention": (
+        "q = MatMul (h, wq) k = MatMul (h, wk) v = MatMul (h, wv)",
+        "w = MatMul (flat, wo) s = Mul (w, w) m = ReduceMean (s, last) r = Sqrt (m) y = Div (w, r)",
+    ),
     "a matrix beside the projections": (
         "q = MatMul (h, wq) k = MatMul (h, wk) v = MatMul (h, wv)",
         "g = MatMul (h, wo) w = MatMul (flat, wo) y = Add (w, g)",
@@ -225,6 +259,30 @@ HARMLESS = {
 def test_what_stands_around_the_products_is_no_decoy(case: str) -> None:
     instances = QKV.find(detached(attention())).instances
     assert list(QKV.find_lost(instances, detached(block(*HARMLESS[case])))) == []
+
+
+def test_only_the_attention_that_reads_the_merged_product_is_lost() -> None:
+    """In the second of two layers the old products have an attention of their own, whose result is clipped to 0."""
+    layer = """ q# = MatMul (IN, wq#) k# = MatMul (IN, wk#) v# = MatMul (IN, wv#)
+        kt# = Transpose <perm = [0, 2, 1]> (k#)
+        s# = MatMul (q#, kt#) p# = Softmax <axis = -1> (s#) OUT = MatMul (p#, v#)"""
+    merged = """ m = MatMul (y0, wm) qm, km, vm = Split <axis = -1, num_outputs = 3> (m)
+        kmt = Transpose <perm = [0, 2, 1]> (km) sm = MatMul (qm, kmt) pm = Softmax <axis = -1> (sm) ym = MatMul (pm, vm)
+        zero = Constant <value_float = 0.0> () none = Clip (y1, zero, zero) y = Add (ym, none)"""
+    weights = {
+        f"{name}{place}": matrix(32, 32, 3 * place + at) for place in (0, 1) for at, name in enumerate(QKV_NAMES)
+    }
+    nodes = layer.replace("#", "0").replace("IN", "x").replace("OUT", "y0") + layer.replace("#", "1").replace(
+        "IN", "y0"
+    )
+    text = "g (float[2, 8, 32] x) => (float[2, 8, 32] y) {{ {} {} }}".format
+    source = model_of(text(nodes.replace("OUT", "y"), ""), **weights)
+    wm = np.concatenate([weights[f"{name}1"] for name in QKV_NAMES], axis=1)
+    decoy = model_of(text(nodes.replace("OUT", "y1"), merged), **weights, wm=wm)
+    instances = QKV.find(detached(source)).instances
+    assert QKV.find_lost(instances, detached(decoy)) == {
+        "attention 1": "attention reads products with more matrices than those of Q, K and V"
+    }
 
 
 @dataclass(frozen=True, slots=True)
