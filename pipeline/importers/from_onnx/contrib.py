@@ -6,12 +6,12 @@ import numpy as np
 
 from pipeline.importers.from_onnx.definitions import Term, aten, define
 from pipeline.importers.from_onnx.node import Importer, Node
-from pipeline.importers.from_onnx.reduce import epsilon, layer_norm
+from pipeline.importers.from_onnx.reduce import layer_norm
 from pipeline.importers.from_onnx.shape import permute, reshape
 from pipeline.ir.graph import Attr, TensorSpec
 
 
-def fused_matmul(node: Node) -> None:
+def fused_matmul(node: Node, *, alpha: float = 1.0) -> None:
     """Operands may be transposed, and the product scaled."""
     read = node.attributes
     if read.flag("transBatchA") or read.flag("transBatchB"):
@@ -21,7 +21,6 @@ def fused_matmul(node: Node) -> None:
         rank = node.spec(place).rank
         if read.flag(name) and rank > 1:
             operands[place] = permute(node, operands[place], (*range(rank - 2), rank - 1, rank - 2))
-    alpha = read.number("alpha", 1.0)
     if alpha == 1:
         node.emit("aten.matmul.default", operands)
     else:
@@ -36,7 +35,7 @@ def fast_gelu(x: Term, bias: Term | None = None) -> Term:
 def skip_norm(operator: str, bias: int) -> Importer:
     """An importer for the norm of x + skip + bias, a sum which is output 3; `bias` is the input of that."""
 
-    def importer(node: Node) -> None:
+    def importer(node: Node, *, epsilon: float = 1e-5) -> None:
         x, skip = node.operand(0), node.operand(1)
         spec, name = node.spec(0), node.output_names[3] if node.is_read(3) else node.fresh("sum")
         if node.has(bias):
@@ -44,19 +43,18 @@ def skip_norm(operator: str, bias: int) -> Importer:
             skip = node.operand(bias)
         (total,) = node.make("aten.add.Tensor", [x, skip], [(name, spec)])
         weights = node.operands(*range(2, bias))
-        settings: dict[str, Attr] = {"normalized_shape": spec.sizes[-1:], "eps": epsilon(node)}
+        settings: dict[str, Attr] = {"normalized_shape": spec.sizes[-1:], "eps": epsilon}
         node.make(operator, [total, *weights], [(node.output_names[0], spec)], settings)
 
     return importer
 
 
-def matmul_n_bits(node: Node) -> None:
+def matmul_n_bits(node: Node, *, bits: int = 4, block_size: int = 0) -> None:
     """x times a matrix of 4 or 8 bits, stored by columns in blocks of `block_size` rows, each with a scale."""
-    read, dtype = node.attributes, node.spec(0).dtype
-    rows, columns = read.integer("K"), read.integer("N")
-    bits, block = read.integer("bits", 4), read.integer("block_size")
-    read.settle("accuracy_level")  # how onnxruntime may sum
-    packed, blocks = node.constant(1), -(-rows // block)
+    dtype = node.spec(0).dtype
+    rows, columns = (node.attributes.integer(name) for name in "KN")
+    node.attributes.settle("accuracy_level")  # how onnxruntime may sum
+    packed, blocks = node.constant(1), -(-rows // block_size)
     if packed is None or bits not in (4, 8) or node.has(4):
         raise node.refusal(
             f"it has {bits} bits, computed weights or an order of groups; expected stored weights of 4 or 8 bits, in "
@@ -74,7 +72,7 @@ def matmul_n_bits(node: Node) -> None:
     scales = reshape(node, node.operand(2), (columns, blocks))
     operands = [node.constant_operand(np.ascontiguousarray(weight)), scales]
     operands.append(node.constant_operand(np.ascontiguousarray(points)))
-    settings: dict[str, Attr] = {"to": dtype, "axis": 1, "block_size": block}
+    settings: dict[str, Attr] = {"to": dtype, "axis": 1, "block_size": block_size}
     matrix = node.step("onnxline.dequantize.default", operands, TensorSpec((columns, rows), dtype), settings)
     factors = [node.operand(0), permute(node, matrix, (1, 0))]
     if node.has(5):
@@ -91,15 +89,14 @@ def unpack_bytes(packed: np.ndarray, bits: int) -> np.ndarray:
     return np.stack([packed & 15, packed >> 4], -1).reshape(len(packed), -1)
 
 
-def simplified_norm(node: Node) -> None:
+def simplified_norm(node: Node, *, epsilon: float = 1e-5) -> None:
     """RMSNormalization under the name by which onnxruntime added it to ONNX's own domain."""
     node.attributes.settle("stash_type")  # of the sum in between, which is in float32 at least
-    layer_norm(node)
+    layer_norm(node, epsilon=epsilon)
 
 
-def distances(node: Node) -> None:
+def distances(node: Node, *, metric: str = "sqeuclidean") -> None:
     """Of each row of one matrix to each row of the other, squared by default."""
-    metric = node.attributes.text("metric", "sqeuclidean")
     if metric == "euclidean":
         node.emit("aten.cdist.default", node.operands())
     elif metric == "sqeuclidean":
@@ -108,11 +105,10 @@ def distances(node: Node) -> None:
         raise node.refusal(f"its metric is {metric!r}, expected euclidean or sqeuclidean")
 
 
-def triangle(node: Node) -> None:
+def triangle(node: Node, *, upper: bool = True) -> None:
     """The elements above a diagonal or below it; the others become 0."""
     diagonal = int(node.need_constant(1, "the diagonal").item()) if node.has(1) else 0
-    side = "triu" if node.attributes.flag("upper", True) else "tril"
-    node.emit(f"aten.{side}.default", node.operands(0), {"diagonal": diagonal})
+    node.emit(f"aten.{'triu' if upper else 'tril'}.default", node.operands(0), {"diagonal": diagonal})
 
 
 IMPORTERS: dict[str, Importer] = {

@@ -156,9 +156,9 @@ def count_windows(size: int, reach: int, stride: int, pad: int, *, ceil_mode: bo
     return count - 1 if ceil_mode and (count - 1) * stride >= size + pad else count
 
 
-def average_pool(node: Node) -> None:
+def average_pool(node: Node, *, count_include_pad: bool = False) -> None:
     """Pads count with `count_include_pad`, and what hangs over them because of ceil_mode never does."""
-    window, include = read_window(node, pool_kernel(node)), node.attributes.flag("count_include_pad")
+    window, include = read_window(node, pool_kernel(node)), count_include_pad
     node.attributes.settle("ceil_mode")  # the shape says it
     spec, out = node.spec(0), node.output()
     if not out.numel:
@@ -256,26 +256,25 @@ def max_unpool(node: Node) -> None:
     emit_moves(node, reshape(node, filled, inner), [with_constant(inner, [0] * len(inner) + more, 0.0)])
 
 
-def lp_pool(node: Node) -> None:
+def lp_pool(node: Node, *, p: int = 2, ceil_mode: bool = False) -> None:
     """The p-norm over a window: a sum of powers is the average, pads included, times the size of the window."""
-    window, power = read_window(node, pool_kernel(node)), node.attributes.integer("p", 2)
-    out = node.output()
+    window, out = read_window(node, pool_kernel(node)), node.output()
     sizes = aten("abs", term(node, node.operand(0)))
-    powers = compute(node, aten("pow.Tensor_Scalar", sizes, exponent=power))
-    if node.attributes.flag("ceil_mode") or set(window.dilations) - {1}:
+    powers = compute(node, aten("pow.Tensor_Scalar", sizes, exponent=p))
+    if ceil_mode or set(window.dilations) - {1}:
         total = sum_windows(node, powers, window)
     else:
         operator, operands, attrs = average(node, powers, out, window, True)
         mean = node.step(operator, operands, out, attrs)
         total = node.step("aten.mul.Tensor", [mean], out, {"other": math.prod(window.kernel)})
-    node.emit("aten.pow.Tensor_Scalar", [total], {"exponent": 1 / power})
+    node.emit("aten.pow.Tensor_Scalar", [total], {"exponent": 1 / p})
 
 
-def local_response_norm(node: Node) -> None:
+def local_response_norm(
+    node: Node, *, size: int = 0, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
+) -> None:
     """Divide by a power of the mean square over neighbouring channels."""
-    read, spec = node.attributes, node.spec(0)
-    size, alpha = read.integer("size"), read.number("alpha", 1e-4)
-    beta, bias = read.number("beta", 0.75), read.number("bias", 1.0)
+    spec = node.spec(0)
     table = TensorSpec((spec.sizes[0], 1, spec.sizes[1], math.prod(spec.sizes[2:])), spec.dtype)
     x = term(node, node.operand(0))
     squares = reshape(node, compute(node, x * x), table.sizes)

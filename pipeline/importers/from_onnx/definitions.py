@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.importers.from_onnx.node import CONVERSION, Importer, Node
+from pipeline.importers.from_onnx.node import CONVERSION, Importer, Node, read_attribute
 from pipeline.ir.graph import Attr, TensorSpec, TorchConst
 
 
@@ -88,7 +88,7 @@ def define(definition: Callable[..., Term]) -> Importer:
         given: list[Any] = []
         for place, parameter in enumerate(parameters):
             if parameter.default not in (parameter.empty, None):
-                given.append(READERS[type(parameter.default)](node.attributes, parameter.name, parameter.default))
+                given.append(read_attribute(node, parameter.name, parameter.default))
             else:
                 is_given = parameter.default is parameter.empty or node.has(place)
                 given.append(term(node, node.operand(place)) if is_given else None)
@@ -127,12 +127,5 @@ def _combine(name: str, left: Term, right: object) -> Term:
     """A number is an argument of the call."""
     return aten(name, left, right) if isinstance(right, Term) else aten(name, left, other=right)  # type: ignore[arg-type]
 
-
-READERS: dict[type, Callable[..., Any]] = {
-    bool: lambda attributes, name, default: attributes.flag(name, default),
-    int: lambda attributes, name, default: attributes.integer(name, default),
-    float: lambda attributes, name, default: attributes.number(name, default),
-    str: lambda attributes, name, default: attributes.text(name, default),
-}
 
 COMPARISONS = frozenset({"eq", "ge", "gt", "le", "lt", "ne"})

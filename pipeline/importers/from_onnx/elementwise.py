@@ -68,9 +68,9 @@ def join_all(node: Node, operator: str, name: str, operands: Sequence[int]) -> i
     return first
 
 
-def modulo(node: Node) -> None:
+def modulo(node: Node, *, fmod: bool = False) -> None:
     """`fmod` takes the sign of the dividend, as C does; otherwise the sign of the divisor, as Python does."""
-    operator = "aten.fmod.Tensor" if node.attributes.flag("fmod") else "aten.remainder.Tensor"
+    operator = "aten.fmod.Tensor" if fmod else "aten.remainder.Tensor"
     combine(node, operator, "remainder", node.operands())
 
 
@@ -88,10 +88,8 @@ def power(node: Node) -> None:
         node.emit_conversion(powers)
 
 
-def is_infinite(node: Node) -> None:
-    signs = [
-        sign for sign, name in ((-1, "detect_negative"), (1, "detect_positive")) if node.attributes.flag(name, True)
-    ]
+def is_infinite(node: Node, *, detect_negative: bool = True, detect_positive: bool = True) -> None:
+    signs = [sign for sign, is_asked in ((-1, detect_negative), (1, detect_positive)) if is_asked]
     if len(signs) == 2:
         give(node, aten("eq.Scalar", aten("abs", term(node, node.operand(0))), other=math.inf))
     elif signs:
@@ -115,16 +113,15 @@ def bitwise_not(node: Node) -> None:
     node.emit("aten.bitwise_xor.Tensor", [node.operand(0), ones])
 
 
-def bit_shift(node: Node) -> None:
+def bit_shift(node: Node, *, direction: str = "") -> None:
     """Towards higher bits or lower ones; torch shifts no unsigned integers but bytes."""
-    direction = {"LEFT": "left", "RIGHT": "right"}.get(node.attributes.text("direction"))
-    if direction is None:
-        raise node.refusal(f"found direction {node.attributes.text('direction')!r}, expected LEFT or RIGHT")
+    if direction not in ("LEFT", "RIGHT"):
+        raise node.refusal(f"found direction {direction!r}, expected LEFT or RIGHT")
     dtype = node.spec(0).dtype
     wide = {"uint16": "int32", "uint32": "int64"}.get(dtype, dtype)
     if wide == "uint64":
         raise node.refusal("it shifts uint64, which torch cannot")
-    operator = f"aten.bitwise_{direction}_shift.Tensor"
+    operator = f"aten.bitwise_{direction.lower()}_shift.Tensor"
     if wide == dtype:
         node.emit(operator, node.operands())
         return
@@ -138,21 +135,19 @@ def mean(node: Node) -> None:
     node.emit("aten.div.Tensor", [total], {"other": len(node.input_names)})
 
 
-def cast(node: Node) -> None:
-    to = ir_dtype(node.attributes.integer("to"), f"the attribute `to` of node {node.name!r}")
-    cast_to(node, to)
+def cast(node: Node, *, to: int = 0, saturate: bool = True) -> None:
+    cast_to(node, ir_dtype(to, f"the attribute `to` of node {node.name!r}"), saturate)
 
 
-def cast_like(node: Node) -> None:
+def cast_like(node: Node, *, saturate: bool = True) -> None:
     if narrow := node.element(1):
         raise node.refusal(f"it casts to {narrow}, which the graph holds in bytes")
-    cast_to(node, node.spec(1).dtype)
+    cast_to(node, node.spec(1).dtype, saturate)
 
 
-def cast_to(node: Node, to: str) -> None:
+def cast_to(node: Node, to: str, saturate: bool) -> None:
     """`saturate` and `round_mode` matter for float8 types only."""
-    saturates = node.attributes.flag("saturate", True) or not to.startswith("float8")
-    node.emit_conversion(node.operand(0), saturates=saturates)
+    node.emit_conversion(node.operand(0), saturates=saturate or not to.startswith("float8"))
 
 
 def clip(node: Node) -> None:
@@ -177,11 +172,10 @@ def read_bound(node: Node, index: int, name: str, default: float) -> float | int
     return float(np.float32(node.attributes.number(name))) if name in node.attributes else default
 
 
-def gemm(node: Node) -> None:
+def gemm(node: Node, *, alpha: float = 1.0, beta: float = 1.0) -> None:
     """alpha · op(a) @ op(b) + beta · c, where c broadcasts to the product."""
-    read = node.attributes
-    trans_a, trans_b = read.flag("transA"), read.flag("transB")
-    alpha, beta = (fit_factor(node, read.number(name, 1.0)) for name in ("alpha", "beta"))
+    trans_a, trans_b = (node.attributes.flag(name) for name in ("transA", "transB"))
+    alpha, beta = (fit_factor(node, factor) for factor in (alpha, beta))
     a, b, *c = node.operands()
     columns = node.output().shape[1:]
     if alpha == beta == 1 and not trans_a and trans_b and (not c or node.vid_spec(c[0]).shape == columns):
@@ -209,9 +203,8 @@ def fit_factor(node: Node, factor: float) -> float | int:
     return factor if "float" in node.output().dtype else int(factor)
 
 
-def einsum(node: Node) -> None:
-    equation = node.attributes.text("equation").replace(" ", "")
-    node.emit("aten.einsum.default", node.operands(), {"equation": equation})
+def einsum(node: Node, *, equation: str = "") -> None:
+    node.emit("aten.einsum.default", node.operands(), {"equation": equation.replace(" ", "")})
 
 
 LINEAR_FROM = 50

@@ -23,9 +23,10 @@ from pipeline.importers.from_onnx.shape import (
 from pipeline.ir.graph import Attr, InputRef, TensorSpec
 
 
-def one_hot(node: Node) -> None:
+def one_hot(node: Node, *, axis: int = -1) -> None:
     """The off value everywhere except where the position is the index; an index out of range gives no on value."""
-    axis, out = node.attributes.integer("axis", -1) % node.output().rank, node.output()
+    out = node.output()
+    axis %= out.rank
     node.settle_inputs(1)  # the depth is a size of the output
     depth, indices = out.sizes[axis], node.spec(0)
     vid = node.convert(node.operand(0), "int64")
@@ -39,27 +40,26 @@ def one_hot(node: Node) -> None:
     give(node, where(on, high, off))
 
 
-def reverse_sequence(node: Node) -> None:
+def reverse_sequence(node: Node, *, batch_axis: int = 1, time_axis: int = 0) -> None:
     """The first `length` steps of each row of the batch in reverse order, the others as they are."""
-    read, spec = node.attributes, node.spec(0)
-    batch, time = read.integer("batch_axis", 1), read.integer("time_axis", 0)
-    if {batch, time} != {0, 1}:
-        raise node.refusal(f"found batch_axis {batch} and time_axis {time}, expected 0 and 1 in some order")
-    steps, rows = spec.sizes[time], spec.sizes[batch]
+    spec = node.spec(0)
+    if {batch_axis, time_axis} != {0, 1}:
+        raise node.refusal(f"found batch_axis {batch_axis} and time_axis {time_axis}, expected 0 and 1 in some order")
+    steps, rows = spec.sizes[time_axis], spec.sizes[batch_axis]
     swap = (1, 0, *range(2, spec.rank))
-    x = permute(node, node.operand(0), swap) if time == 0 else node.operand(0)
+    x = permute(node, node.operand(0), swap) if time_axis == 0 else node.operand(0)
     lengths = term(node, reshape(node, node.operand(1), (rows, 1)))
     row = node.constant_operand(np.arange(rows).reshape(-1, 1))
     place = constant(node, np.arange(steps).reshape(1, -1))
     chosen = where(place < lengths, lengths - 1 - place, place)
     picked: Move = (INDEX, (row, compute(node, chosen)), node.vid_spec(x).sizes, by_several(2))
-    emit_moves(node, x, [picked] if time == 1 else [picked, (PERMUTE, (), spec.sizes, {"dims": swap})])
+    emit_moves(node, x, [picked] if time_axis == 1 else [picked, (PERMUTE, (), spec.sizes, {"dims": swap})])
 
 
-def tensor_scatter(node: Node) -> None:
+def tensor_scatter(node: Node, *, axis: int = -2, mode: str = "linear") -> None:
     """Writes each row of a batch into its cache, beginning at a place, around the end if it is circular."""
-    read, cache, update = node.attributes, node.spec(0), node.spec(1)
-    axis, mode = read.integer("axis", -2) % cache.rank, read.text("mode", "linear")
+    cache, update = node.spec(0), node.spec(1)
+    axis %= cache.rank
     if mode not in ("linear", "circular"):
         raise node.refusal(f"found mode {mode!r}, expected linear or circular")
     batch, count, size = cache.sizes[0], update.sizes[axis], cache.sizes[axis]
@@ -81,12 +81,12 @@ def gather_elements(node: Node) -> None:
     node.emit("aten.gather.default", [node.operand(0), from_front(node, 1, node.spec(0).sizes[axis])], {"dim": axis})
 
 
-def gather_nd(node: Node) -> None:
+def gather_nd(node: Node, *, batch_dims: int = 0) -> None:
     """Torch's own indexing by several tensors; the leading axes of a batch index themselves."""
-    batch, rank = node.attributes.integer("batch_dims"), node.spec(1).rank
+    rank = node.spec(1).rank
     own = [
         node.constant_operand(np.arange(size).reshape([-1 if at == axis else 1 for at in range(rank - 1)]))
-        for axis, size in enumerate(node.spec(0).sizes[:batch])
+        for axis, size in enumerate(node.spec(0).sizes[:batch_dims])
     ]
     places = [*own, *coordinates(node)]
     node.emit(INDEX, [node.operand(0), *places], by_several(len(places)))
@@ -160,14 +160,12 @@ def scatter_nd(node: Node) -> None:
     emit_reshape(node, node.step("aten.scatter_reduce.two", operands, TensorSpec(rows, data.dtype), call))
 
 
-def eye_like(node: Node) -> None:
+def eye_like(node: Node, *, k: int = 0) -> None:
     node.settle_inputs(0)
     node.attributes.settle("dtype")
     out = node.output()
     rows, columns = out.sizes
-    eye = np.eye(rows, columns, node.attributes.integer("k"))
-    vid = node.constant_operand(eye.astype(bool))
-    node.emit_conversion(vid)
+    node.emit_conversion(node.constant_operand(np.eye(rows, columns, k).astype(bool)))
 
 
 def optional_element(node: Node) -> None:
@@ -180,26 +178,23 @@ def has_element(node: Node) -> None:
     node.alias(node.constant_operand(np.array(node.has(0))))
 
 
-def grid_sample(node: Node) -> None:
+def grid_sample(node: Node, *, mode: str = "linear", padding_mode: str = "zeros", align_corners: bool = False) -> None:
     """Since opset 20 modes have other names."""
-    read = node.attributes
-    mode = read.text("mode", "linear" if node.opset >= 20 else "bilinear")
-    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
-    padding, dims = read.text("padding_mode", "zeros"), node.spec(0).rank - 2
-    if dims not in (2, 3) or mode not in SAMPLINGS or (mode == "bicubic" and dims == 3) or padding not in BORDERS:
+    mode, dims = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode), node.spec(0).rank - 2
+    if dims not in (2, 3) or mode not in SAMPLINGS or (mode == "bicubic" and dims == 3) or padding_mode not in BORDERS:
         raise node.refusal(
-            f"found mode {mode!r} over {dims} dims, and padding_mode {padding!r}; expected bilinear or nearest over 2 "
-            f"or 3, bicubic over 2, and padding by {', '.join(BORDERS)}"
+            f"found mode {mode!r} over {dims} dims, and padding_mode {padding_mode!r}; expected bilinear or nearest "
+            f"over 2 or 3, bicubic over 2, and padding by {', '.join(BORDERS)}"
         )
     call: dict[str, Attr] = {
         "interpolation_mode": SAMPLINGS.index(mode),
-        "padding_mode": BORDERS.index(padding),
-        "align_corners": read.flag("align_corners"),
+        "padding_mode": BORDERS.index(padding_mode),
+        "align_corners": align_corners,
     }
     node.emit("aten.grid_sampler.default", node.operands(), call)
 
 
-def top_k(node: Node) -> None:
+def top_k(node: Node, *, largest: bool = True) -> None:
     """ONNX allows any order of an unsorted result."""
     node.attributes.settle("sorted")
     count = int(node.need_constant(1, "k").item()) if node.has(1) else node.attributes.integer("k")
@@ -207,7 +202,7 @@ def top_k(node: Node) -> None:
     sizes = (*spec.sizes[:axis], count, *spec.sizes[axis + 1 :])
     names = [name or node.fresh(f"topk.{place}") for place, name in enumerate((*node.output_names, "")[:2])]
     outputs = [(name, TensorSpec(sizes, dtype)) for name, dtype in zip(names, (spec.dtype, "int64"), strict=True)]
-    call: dict[str, Attr] = {"k": count, "dim": axis, "largest": node.attributes.flag("largest", True)}
+    call: dict[str, Attr] = {"k": count, "dim": axis, "largest": largest}
     node.make("onnxline.top_k.default", [node.operand(0)], outputs, call)
 
 

@@ -17,7 +17,7 @@ from google.protobuf import json_format
 
 from pipeline.errors import InternalError, OnnxlineError, SourceError, Unsupported, UsageError
 from pipeline.importers.from_onnx import contrib, conv, elementwise, index, own, quantize, reduce, resize, shape, signal
-from pipeline.importers.from_onnx.node import Importer, NameScope, Node
+from pipeline.importers.from_onnx.node import Importer, NameScope, Node, import_by
 from pipeline.importers.from_onnx.replacements import PendingNode, has_body, pending_nodes, read_names
 from pipeline.importers.from_onnx.resolve import Resolved, Rules, Scope, first_output, identity, resolve
 from pipeline.importers.from_onnx.source import Stored, read_initializers, read_source
@@ -173,7 +173,7 @@ class GraphBuilding:
                 if identity(pending) in resolved.fallbacks:
                     import_fallback(node, pending)
                 else:
-                    table[node.kind](node)
+                    import_by(table[node.kind], node)
                     node.refuse_leftovers()
             except Unsupported as refusal:
                 refused[identity(pending)] = refusal

@@ -6,7 +6,10 @@ only gives a shape or a bound is not in the graph.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
+from functools import cache
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -356,8 +359,33 @@ class Node:
         )
 
 
-Importer = Callable[[Node], None]
-"""An entry of a family file for an op type: a function that adds the ops that make the node's outputs."""
+Importer = Callable[..., None]
+"""An entry of a family file for an op type: a function of the node, which adds the ops that make the node's outputs.
+Its keyword parameters are attributes of the node, by their names, types and defaults in ONNX."""
+
+
+def import_by(importer: Importer, node: Node) -> None:
+    """Call the importer of a node with the attributes that it asks for."""
+    importer(node, **{name: read_attribute(node, name, default) for name, default in _attributes_of(importer).items()})
+
+
+@cache
+def _attributes_of(importer: Importer) -> Mapping[str, Any]:
+    parameters = inspect.signature(importer).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+
+
+def read_attribute(node: Node, name: str, default: Any) -> Any:
+    """An attribute of the type of its default."""
+    return READERS[type(default)](node.attributes, name, default)
+
+
+READERS: Mapping[type, Callable[[Attributes, str, Any], Any]] = {
+    bool: Attributes.flag,
+    int: Attributes.integer,
+    float: Attributes.number,
+    str: Attributes.text,
+}
 
 
 def call(operator: str) -> Importer:

@@ -31,12 +31,11 @@ WITH_ALPHA = {
 WITH_BETA = {"ScaledTanh": 1.0, "HardSigmoid": 0.5, "Affine": 0.0}
 
 
-def recurrent(node: Node) -> None:
-    read, kind = node.attributes, node.kind
-    batch_first, direction = read.flag("layout"), read.text("direction", "forward")
+def recurrent(node: Node, *, layout: bool = False, direction: str = "forward") -> None:
+    kind, batch_first = node.kind, layout
     if direction not in DIRECTIONS:
         raise node.refusal(f"found direction {direction!r}, expected {', '.join(DIRECTIONS)}")
-    read.settle("hidden_size", "output_sequence")  # both say what the shapes say
+    node.attributes.settle("hidden_size", "output_sequence")  # both say what the shapes say
     x = node.operand(0)
     if batch_first:
         x = swap_axes(node, x)
@@ -135,13 +134,13 @@ def zeros(node: Node, shape: tuple[int, ...]) -> int:
 ACTIVATIONS = ("Sigmoid", "Tanh", "Relu", "Softsign", "Softplus", *WITH_ALPHA)
 
 
-def normal(node: Node) -> None:
+def normal(node: Node, *, mean: float = 0.0, scale: float = 1.0) -> None:
     """RandomNormal and RandomNormalLike: of their input only shape and dtype count, and both are known."""
-    draw(node, "random_normal", mean=node.attributes.number("mean"), scale=node.attributes.number("scale", 1.0))
+    draw(node, "random_normal", mean=mean, scale=scale)
 
 
-def uniform(node: Node) -> None:
-    draw(node, "random_uniform", low=node.attributes.number("low"), high=node.attributes.number("high", 1.0))
+def uniform(node: Node, *, low: float = 0.0, high: float = 1.0) -> None:
+    draw(node, "random_uniform", low=low, high=high)
 
 
 def draw(node: Node, operator: str, **numbers: float) -> None:
@@ -204,10 +203,9 @@ def seed_of(node: Node) -> int:
     return int.from_bytes(struct.pack("<f", read.number("seed")), "little")
 
 
-def roi_align(node: Node) -> None:
+def roi_align(node: Node, *, mode: str = "avg", sampling_ratio: int = 0, spatial_scale: float = 1.0) -> None:
     """Before opset 16 places were not moved by half a pixel."""
     read = node.attributes
-    mode = read.text("mode", "avg")
     coordinates = read.text("coordinate_transformation_mode", "half_pixel" if node.opset >= 16 else "output_half_pixel")
     if mode not in ("avg", "max") or coordinates not in ("half_pixel", "output_half_pixel"):
         raise node.refusal(f"found mode {mode!r} and coordinates {coordinates!r}, which it does not have")
@@ -216,8 +214,8 @@ def roi_align(node: Node) -> None:
         "output_size": node.output().sizes[2:],
         "mode": mode,
         "half_pixel": coordinates == "half_pixel",
-        "sampling_ratio": read.integer("sampling_ratio"),
-        "spatial_scale": read.number("spatial_scale", 1.0),
+        "sampling_ratio": sampling_ratio,
+        "spatial_scale": spatial_scale,
     }
     node.emit("onnxline.roi_align.default", node.operands(), attrs)
 

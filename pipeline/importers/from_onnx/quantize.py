@@ -15,14 +15,13 @@ from pipeline.ir.graph import Attr, TensorSpec
 LIMITS = {"int4": (-8, 7), "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3)}
 
 
-def quantize_linear(node: Node) -> None:
+def quantize_linear(node: Node, *, precision: int = 0, saturate: bool = True) -> None:
     """Integers of less than 8 bits are held in 8, within limits of their own."""
     node.attributes.settle("output_dtype")  # the output's type is known
-    precision = node.attributes.integer("precision")
     if precision not in (0, 1):
         raise node.refusal(f"it asks for the precision of the ONNX element type {precision}, expected that of float32")
     attrs = {"to": node.output().dtype, **places_of_scales(node)}
-    if not node.attributes.flag("saturate", True) and node.output().dtype.startswith("float8"):
+    if not saturate and node.output().dtype.startswith("float8"):
         attrs["saturate"] = False
     if narrow := node.element(2):
         node.scope.resolved.narrow[node.output_names[0]] = narrow

@@ -109,10 +109,10 @@ def every_axis(node: Node, axes: tuple[int, ...] | None) -> tuple[int, ...]:
 def arg_reduction(operator: str) -> Importer:
     """An importer for the place of an extreme. The last of equal elements is the first from the end."""
 
-    def importer(node: Node) -> None:
+    def importer(node: Node, *, keepdims: bool = True, select_last_index: bool = False) -> None:
         axis, spec = node.axis(0), node.spec(0)
-        call: dict[str, Attr] = {"dim": axis, "keepdim": node.attributes.flag("keepdims", True)}
-        if not node.attributes.flag("select_last_index"):
+        call: dict[str, Attr] = {"dim": axis, "keepdim": keepdims}
+        if not select_last_index:
             node.emit(operator, node.operands(0), call)
             return
         flipped = node.step("aten.flip.default", node.operands(0), spec, {"dims": (axis,)})
@@ -142,14 +142,14 @@ def hardmax(node: Node) -> None:
 def cumulate(operator: str, first: int) -> Importer:
     """An importer for a running sum or product, which begins with `first` where the element itself is left out."""
 
-    def importer(node: Node) -> None:
+    def importer(node: Node, *, exclusive: bool = False, reverse: bool = False) -> None:
         """`exclusive` leaves the element itself out; `reverse` begins at the end."""
         spec, vid = node.spec(0), node.operand(0)
         axis = int(node.need_constant(1, "the axis").item()) % spec.rank
-        reverse, flip = node.attributes.flag("reverse"), {"dims": (axis,)}
+        flip = {"dims": (axis,)}
         if reverse:
             vid = node.step("aten.flip.default", [vid], spec, flip)
-        if node.attributes.flag("exclusive") and spec.sizes[axis]:
+        if exclusive and spec.sizes[axis]:
             pads = [0] * (2 * spec.rank)
             pads[axis], pads[spec.rank + axis] = 1, -1
             filler = float(first) if "float" in spec.dtype else first
@@ -163,11 +163,7 @@ def cumulate(operator: str, first: int) -> Importer:
     return importer
 
 
-def epsilon(node: Node) -> float:
-    return node.attributes.number("epsilon", 1e-5)
-
-
-def layer_norm(node: Node) -> None:
+def layer_norm(node: Node, *, epsilon: float = 1e-5) -> None:
     """LayerNormalization and RMSNormalization: over `axis` and all later axes."""
     x, *weights = node.operands()
     over = node.spec(0).sizes[node.axis(-1) :]
@@ -175,33 +171,32 @@ def layer_norm(node: Node) -> None:
         if node.vid_spec(vid).shape != over:
             weights[at] = expand(node, vid, over)
     operator = "aten.layer_norm.default" if node.kind == "LayerNormalization" else "aten.rms_norm.default"
-    node.emit_first(operator, [x, *weights], {"normalized_shape": over, "eps": epsilon(node)})
+    node.emit_first(operator, [x, *weights], {"normalized_shape": over, "eps": epsilon})
 
 
-def batch_norm(node: Node) -> None:
+def batch_norm(node: Node, *, epsilon: float = 1e-5, training_mode: bool = False, spatial: bool = True) -> None:
     """The inference form: mean and variance are inputs."""
-    if node.attributes.flag("training_mode"):
+    if training_mode:
         raise node.refusal("it is in training mode; export the model after model.eval()")
-    if not node.attributes.flag("spatial", True):
+    if not spatial:
         raise node.refusal("it has spatial = 0, a mean for each element of a sample; expected one for each channel")
     node.attributes.settle("momentum")  # of training alone
-    stored: dict[str, Attr] = {"training": False, "momentum": 0.0, "eps": epsilon(node), "cudnn_enabled": False}
+    stored: dict[str, Attr] = {"training": False, "momentum": 0.0, "eps": epsilon, "cudnn_enabled": False}
     node.emit_first("aten.batch_norm.default", node.operands(), stored)
 
 
-def instance_norm(node: Node) -> None:
+def instance_norm(node: Node, *, epsilon: float = 1e-5) -> None:
     """One group for each channel; torch's own instance_norm refuses a single element in space."""
     channels = node.spec(0).sizes[1]
-    node.emit("aten.group_norm.default", node.operands(), {"num_groups": channels, "eps": epsilon(node)})
+    node.emit("aten.group_norm.default", node.operands(), {"num_groups": channels, "eps": epsilon})
 
 
-def group_norm(node: Node) -> None:
+def group_norm(node: Node, *, epsilon: float = 1e-5, num_groups: int = 1) -> None:
     """Before opset 21 scale and bias are given for each group; they are expanded to its channels."""
     x, *weights = node.operands()
-    groups = node.attributes.integer("num_groups", 1)
     if node.opset < 21:
-        weights = [per_channel(node, vid, groups) for vid in weights]
-    node.emit("aten.group_norm.default", [x, *weights], {"num_groups": groups, "eps": epsilon(node)})
+        weights = [per_channel(node, vid, num_groups) for vid in weights]
+    node.emit("aten.group_norm.default", [x, *weights], {"num_groups": num_groups, "eps": epsilon})
 
 
 def per_channel(node: Node, vid: int, groups: int) -> int:
@@ -228,13 +223,13 @@ def softmax(operator: str) -> Importer:
     return importer
 
 
-def lp_norm(node: Node) -> None:
+def lp_norm(node: Node, *, p: int = 2) -> None:
     """Divide by the norm along one axis; where the norm is 0, the elements are 0 and stay 0."""
-    order, axis, spec = node.attributes.integer("p", 2), node.axis(-1), node.spec(0)
-    if order not in (1, 2):
-        raise node.refusal(f"found p {order}, expected 1 or 2")
+    axis, spec = node.axis(-1), node.spec(0)
+    if p not in (1, 2):
+        raise node.refusal(f"found p {p}, expected 1 or 2")
     reduced = TensorSpec(tuple(1 if at == axis else size for at, size in enumerate(spec.sizes)), spec.dtype)
-    call: dict[str, Attr] = {"ord": order, "dim": (axis,), "keepdim": True}
+    call: dict[str, Attr] = {"ord": p, "dim": (axis,), "keepdim": True}
     length = term(node, node.step(NORM, node.operands(0), reduced, call))
     zero, unit = (constant(node, number, length) for number in (0, 1))
     give(node, term(node, node.operand(0)) / where(aten("eq.Tensor", length, zero), unit, length))

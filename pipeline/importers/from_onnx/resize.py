@@ -278,9 +278,8 @@ OF_TORCH = ("half_pixel", "pytorch_half_pixel", "align_corners")
 COORDINATES = (*PLAIN, "tf_crop_and_resize", "tf_half_pixel_for_nn")
 
 
-def upsample(node: Node) -> None:
+def upsample(node: Node, *, mode: str = "nearest") -> None:
     """Resize up to opset 9: asymmetric, and down to the nearest element."""
-    mode = node.attributes.text("mode", "nearest")
     if mode not in ("nearest", "linear"):
         raise node.refusal(f"found mode {mode!r}, expected nearest or linear")
     how = Resampling(mode, "asymmetric", "floor", -0.75, antialias=False, exclude_outside=False)

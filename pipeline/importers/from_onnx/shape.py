@@ -154,7 +154,7 @@ def tile(node: Node) -> None:
     node.emit("aten.repeat.default", node.operands(0), {"repeats": repeats})
 
 
-def pad(node: Node) -> None:
+def pad(node: Node, *, mode: str = "constant") -> None:
     """`pads` holds the begins of all axes, then the ends."""
     given, rank = node.integers(1, "pads") or (), node.spec(0).rank
     axes = node.integers(3, "axes") or tuple(range(rank))
@@ -162,7 +162,6 @@ def pad(node: Node) -> None:
     pads = [0] * (2 * rank)
     for place, axis in enumerate(axes):
         pads[axis % rank], pads[axis % rank + rank] = given[place], given[place + len(axes)]
-    mode = node.attributes.text("mode", "constant")
     if mode not in ("constant", "reflect", "edge", "wrap"):
         raise node.refusal(f"it pads in the mode {mode!r}, expected constant, reflect, edge or wrap")
     sizes = list(node.spec(0).sizes)
@@ -204,20 +203,17 @@ def pad_value(node: Node) -> float | int | bool:
     return False if dtype == "bool" else 0
 
 
-def depth_to_space(node: Node) -> None:
-    read = node.attributes
-    batch, channels, height, width = node.spec(0).sizes
-    size = read.integer("blocksize")
+def depth_to_space(node: Node, *, blocksize: int = 0, mode: str = "DCR") -> None:
+    (batch, channels, height, width), size = node.spec(0).sizes, blocksize
     inner = channels // (size * size)
-    by_column = read.text("mode", "DCR") == "CRD"
+    by_column = mode == "CRD"
     apart = (batch, inner, size, size, height, width) if by_column else (batch, size, size, inner, height, width)
     perm = (0, 1, 4, 2, 5, 3) if by_column else (0, 3, 4, 1, 5, 2)
     reshape_and_transpose(node, apart, perm)
 
 
-def space_to_depth(node: Node) -> None:
-    batch, channels, height, width = node.spec(0).sizes
-    size = node.attributes.integer("blocksize")
+def space_to_depth(node: Node, *, blocksize: int = 0) -> None:
+    (batch, channels, height, width), size = node.spec(0).sizes, blocksize
     reshape_and_transpose(node, (batch, channels, height // size, size, width // size, size), (0, 3, 5, 1, 2, 4))
 
 
@@ -226,10 +222,9 @@ def reshape_and_transpose(node: Node, apart: tuple[int, ...], perm: tuple[int, .
     emit_reshape(node, permute(node, reshape(node, node.operand(0), apart), perm))
 
 
-def triangle(node: Node) -> None:
+def triangle(node: Node, *, upper: bool = True) -> None:
     offset = int(node.need_constant(1, "the diagonal").item()) if node.has(1) else 0
     rows, columns = node.spec(0).sizes[-2:]
-    upper = node.attributes.flag("upper", True)
     kept = node.constant_operand((np.triu if upper else np.tril)(np.ones((rows, columns), bool), offset))
     zero = node.constant_operand(np.zeros((), node.spec(0).dtype))
     node.emit("aten.where.self", [kept, node.operand(0), zero])

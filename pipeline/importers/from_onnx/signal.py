@@ -12,7 +12,7 @@ BY_LENGTH = 2
 """torch's number for a transform that is divided by its length."""
 
 
-def dft(node: Node) -> None:
+def dft(node: Node, *, inverse: bool = False, onesided: bool = False) -> None:
     """The last axis holds real and imaginary part, or the real part alone."""
     rank = node.spec(0).rank
     default = -2 if node.opset >= 20 else 1
@@ -20,7 +20,6 @@ def dft(node: Node) -> None:
     if node.opset >= 20 and node.has(2):
         axis = int(node.need_constant(2, "the axis").item())
     axis %= rank
-    inverse, onesided = node.attributes.flag("inverse"), node.attributes.flag("onesided")
     whole = node.spec(0).sizes[axis]
     if inverse and onesided:
         whole = 2 * (whole - 1)
@@ -69,7 +68,7 @@ def as_complex(node: Node, vid: int, numbers: tuple[int, ...]) -> int:
     return node.step("aten.view_as_complex.default", [vid], TensorSpec(numbers, "complex128"), {"self": InputRef(0)})
 
 
-def stft(node: Node) -> None:
+def stft(node: Node, *, onesided: bool = True) -> None:
     """Frames are gathered, weighted by the window and transformed."""
     signal, hop = node.spec(0), int(node.need_constant(1, "the step").item())
     length = int(node.need_constant(3, "the length of a frame").item()) if node.has(3) else node.spec(2).sizes[0]
@@ -82,7 +81,6 @@ def stft(node: Node) -> None:
     vid = move(node, vid, by_places(node, columns, 1, places))
     if node.has(2):
         vid = node.step("aten.mul.Tensor", [vid, reshape(node, node.operand(2), (length, 1))], framed)
-    onesided = node.attributes.flag("onesided", True)
     transform(node, vid, 2, length, inverse=False, onesided=onesided)
 
 
