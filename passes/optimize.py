@@ -26,7 +26,7 @@ from passes.proof.masks import independent_dims
 from passes.proof.prover import STRUCTURE, Prover, StructureProver
 from passes.proof.relation import ModelInputs
 from passes.recipe import DEFAULT_RECIPE
-from passes.recipe.recipe import RecipeItem, pass_names, steps_of
+from passes.recipe.recipe import RecipeItem, library_imports, names_of, pass_names, steps_of
 from passes.run.apply_step import check_names, fix_input_shapes, without_weight_readers
 from passes.run.restart import describe_misplaced, join_runs, restart
 from passes.run.result import PassRow, PassRun, Status
@@ -120,14 +120,17 @@ def optimize(
         ("on_change", on_change, callable(on_change), "a function"),
     )
     with nullcontext(context) if context else open_context(timeout_s, memory_gib) as context, context.turn:
-        start_process()
+        policy = Policy(tuple(skip), tuple(keep), watch, contrib)
+        imports = library_imports(name for name in names_of(recipe) if not policy.skips(name))
+        if imports:  # first: onnxsim's takes longer than the model to be read, and names to be checked
+            context.worker.begin(import_libraries, functions=imports)
         if proof != STRUCTURE:
-            context.proofs.start()  # it imports libraries, while the model is read and names are checked
+            context.proofs.start()
+        start_process()
         context.spill.renew()
-        steps, policy = steps_of(recipe, context.user_code), Policy(tuple(skip), tuple(keep), watch, contrib)
+        steps = steps_of(recipe, context.user_code)
         if not all(step.makes_reference for step in flatten(steps)):
-            used = [step for step in flatten(steps) if not policy.skips(step.name)]
-            context.worker.begin(import_libraries, functions=tuple(dict.fromkeys(step.import_library for step in used)))
+            context.worker.start()
         stored = read_source(model, context, unread=True if proof == STRUCTURE else None)
         if stored.has_layers():
             _refuse_on_layers(steps, encodings)

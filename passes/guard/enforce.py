@@ -131,8 +131,11 @@ class _Judge:
         """What is wrong with the values that `model` computes; empty if the caller asked for another signature."""
         if _signature(model) != _signature(self.call.model):
             return ""
+        analyzed = AnalyzedModel(model)
         try:
-            why = self.prover.measure(AnalyzedModel(model)).why
+            why = self.prover.measure(analyzed).why
+            if not why and not self.prover.has_run(model):  # a part of it may have been enough
+                why = self.prover.run(analyzed, hold=False).why
         except StepFailed as failure:
             why = str(failure)
         return why and _line(f"differs: {why}")

@@ -9,7 +9,7 @@ and to check each claim bit for bit. A claim depends only on earlier claims.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -17,11 +17,12 @@ from typing import Final
 import onnx
 from onnx import NodeProto, TensorProto
 
-from passes.graph.index import GraphIndex, computed_values, copy_of, extract
+from passes.graph.index import GraphIndex, computed_values, copy_of, extract, values_read
 from passes.graph.inference import INTEGERS, infer_types
 from passes.graph.op_facts import PRODUCTS, first_output, is_opaque
 from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import ValueDigests
+from passes.proof.draws import FURTHER_SIZES
 from passes.proof.prover import Measurement
 from passes.proof.tables import NEW, tensor_of
 from passes.weights.detached import DetachedModel
@@ -29,6 +30,9 @@ from passes.weights.detached import DetachedModel
 SMALL_ELEMENTS: Final = 2**14
 """Floating-point values of a known size up to this number of elements are held; integers and bools always are, as they
 are mostly shapes, positions and masks."""
+
+MOST_ROWS: Final = max(FURTHER_SIZES)
+"""What an open first dim, mostly the batch, counts as."""
 
 HEAVY: Final = PRODUCTS | {"Einsum", "Attention", "LSTM", "GRU", "Transpose"}
 """Ops that dominate the time of a run; Transpose counts because of weight matrices."""
@@ -103,10 +107,11 @@ def _is_small(info: onnx.ValueInfoProto) -> bool:
     tensor = info.type.tensor_type
     if tensor.elem_type in INTEGERS:
         return True
-    sizes = [dim.dim_value for dim in tensor.shape.dim if dim.HasField("dim_value")]
-    if tensor.elem_type not in FLOATS or not tensor.HasField("shape") or len(sizes) < len(tensor.shape.dim):
+    if tensor.elem_type not in FLOATS or not tensor.HasField("shape"):
         return False
-    return math.prod(sizes) <= SMALL_ELEMENTS
+    dims = tensor.shape.dim
+    sizes = [dim.dim_value if dim.HasField("dim_value") else MOST_ROWS for dim in dims]
+    return all(dim.HasField("dim_value") for dim in dims[1:]) and math.prod(sizes) <= SMALL_ELEMENTS
 
 
 FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE})
@@ -136,6 +141,39 @@ def part_of(before: ProvenModel, claims: Claims, held: frozenset[str]) -> ProofP
     return _PartBuilder(before, claims, held).build()
 
 
+def tail_of(
+    model: DetachedModel, digests: ValueDigests, names: Collection[str], held: frozenset[str]
+) -> ProofPart | None:
+    """The nodes that compute `names` from held values; None when they are a large share of the model, or when one of
+    them cannot be run in pieces.
+
+    Args:
+        model: a model with values that are held, as models before it have computed them.
+        digests: of its values.
+        names: values of the model, which the part computes.
+        held: the digests of values that are held.
+    """
+    index = model.index
+    computed = index.producers.keys() - names
+    given = {name: digests.values[name] for name in computed if digests.values.get(name) in held}
+    nodes = index.ancestors(names, within=index.producers.keys() - given.keys())
+    whole, heavy = _count_heavy(index.nodes), _count_heavy(nodes)
+    if any(map(is_opaque, nodes)) or heavy > max(MOST_HEAVY, whole // 3) or _is_most_of(nodes, index.nodes):
+        return None
+    read = values_read(nodes)
+    inputs = [*(info for name, info in index.required_inputs.items() if name in read), *(given.keys() & read)]
+    part = extract(model.proto, nodes, inputs=inputs)
+    return ProofPart(model.with_proto(part), {name: given[name] for name in given.keys() & read}, ())
+
+
+def _count_heavy(nodes: Iterable[NodeProto]) -> int:
+    return sum(node.op_type in HEAVY for node in nodes)
+
+
+def _is_most_of(nodes: Sequence[NodeProto], whole: Sequence[NodeProto]) -> bool:
+    return len(nodes) > len(whole) // 2 and _count_heavy(nodes) >= _count_heavy(whole) // 2
+
+
 @dataclass(slots=True)
 class _PartBuilder:
     """Collects the nodes that compute claimed values in the changed model, and the nodes of the model before whose
@@ -156,7 +194,7 @@ class _PartBuilder:
 
     def build(self) -> ProofPart | None:
         new, old = self.claims.after.index, self.before.model.index
-        pairs, whole = [], sum(node.op_type in HEAVY for node in old.nodes)
+        pairs, whole = [], _count_heavy(old.nodes)
         for name in self.claims.names:
             self._add_new(name, new)
             digest = self.before.digests.values[name]
@@ -174,7 +212,7 @@ class _PartBuilder:
             for node in graph.nodes
             if first_output(node) in found
         ]
-        if len(nodes) > len(old.nodes) // 2 and self.heavy >= whole // 2:
+        if _is_most_of(nodes, old.nodes):
             return None
         computed = computed_values(nodes)
         fed = {name: digest for name, digest in self.given.items() if name not in computed}

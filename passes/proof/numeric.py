@@ -18,9 +18,10 @@ import onnx
 
 from passes.context import PassContext
 from passes.errors import ModelError, StepCrashed, StepFailed, StepTimedOut
+from passes.graph.op_facts import opset_of
 from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import ValueDigests
-from passes.proof.claims import ProvenModel, make_claims, part_of, small_values
+from passes.proof.claims import ProvenModel, make_claims, part_of, small_values, tail_of
 from passes.proof.coverage import Coverage, coverage_of
 from passes.proof.draws import BROUGHT_DOWN, DrawPlan, Trait
 from passes.proof.exported_run import MOST_WEAK, ExportedRun
@@ -30,6 +31,7 @@ from passes.proof.numbers import Errors, Tolerance
 from passes.proof.precision import Precisions, computed_types
 from passes.proof.prover import (
     HOLDS_NAN,
+    NOTHING,
     RANDOM,
     Measurement,
     Reference,
@@ -215,7 +217,9 @@ class NumericProver:
             wrong = self._wrong_tables(model, digests)
             if wrong:
                 return Measurement({}, {}, wrong)
-            self._measured[digests.whole] = self._prove_equal(fixed) or self.run(model)
+            self._measured[digests.whole] = (
+                self._prove_equal(fixed) or self._run_tail(fixed, digests) or self.run(model)
+            )
         return self._measured[digests.whole]
 
     def run(self, model: AnalyzedModel, *, hold: bool = True) -> Measurement:
@@ -225,11 +229,16 @@ class NumericProver:
         computed = fixed.index.live_values
         inner = [name for name in self._probes if name in computed]
         held = self._client.held_digests()
-        names = (*small_values(fixed), *inner) if hold else ()
+        names = (*small_values(fixed), *inner) if hold and self._has_exported_opset(fixed) else ()
         fresh = {name: digest for name in names if (digest := digests.values[name]) not in held}
         answer = self._client.run(fixed, inner, fresh)
         self._ran = model.model.proto
         return self._record(fixed, digests, answer, inner)
+
+    def _has_exported_opset(self, model: DetachedModel) -> bool:
+        """Whether a digest means the same value in `model` as in those whose values are held: no digest says of which
+        opset an operator is."""
+        return self._exported is not None and opset_of(model.proto) == opset_of(self._exported.model.proto)
 
     def has_run(self, model: DetachedModel) -> bool:
         return self._ran is model.proto
@@ -303,18 +312,42 @@ class NumericProver:
         self._client.note(answer, (), (*names,), {name: run.digests.values[name] for name in names})
         self._probes = (*self._probes, *names)
 
+    def _run_tail(self, model: AnalyzedModel, digests: ValueDigests) -> Measurement | None:
+        """The measurement of `model` by the nodes after held values alone; None where they are most of it.
+
+        Values with the digest that they had in the model before have the errors that they had there.
+        """
+        before, fixed = self._before, model.model
+        if before is None or not self._references or not self._has_exported_opset(fixed):
+            return None
+        inner = [name for name in self._probes if name in fixed.index.live_values]
+        old, known = before.digests.values, {**before.measurement.errors, **before.measurement.inner}
+        same = {name for name in known if name in old and digests.values.get(name) == old[name]}
+        names = [name for name in (*fixed.index.outputs, *inner) if name not in same]
+        part = tail_of(fixed, digests, names, self._client.held_digests())
+        try:
+            answer = None if part is None else self._client.run_part(part, names)
+        except StepFailed:  # the part does not run by itself; the whole model may
+            return None
+        return None if answer is None else self._record(fixed, digests, answer, inner, before.measurement)
+
     def _record(
-        self, model: DetachedModel, digests: ValueDigests, answer: RunAnswer, inner: Sequence[str]
+        self,
+        model: DetachedModel,
+        digests: ValueDigests,
+        answer: RunAnswer,
+        inner: Sequence[str],
+        known: Measurement = NOTHING,
     ) -> Measurement:
-        """The measurement of a run. A model within tolerance is the reference of the next ones."""
+        """The measurement of a run; values that it did not compute have the errors that are `known`. A model within
+        tolerance is the reference of the next ones."""
         outputs = [info.name for info in model.proto.graph.output]
 
-        def worst(names: Sequence[str]) -> Mapping[str, Errors]:
-            return worst_errors(
-                [{name: draw.errors[name] for name in names if name in draw.errors} for draw in answer.draws]
-            )
+        def worst(names: Sequence[str], known: Mapping[str, Errors]) -> Mapping[str, Errors]:
+            found = [{name: draw.errors[name] for name in names if name in draw.errors} for draw in answer.draws]
+            return {**{name: known[name] for name in names if name in known}, **worst_errors(found)}
 
-        measurement = Measurement(worst(outputs), worst(inner))
+        measurement = Measurement(worst(outputs, known.errors), worst(inner, known.inner))
         if not measurement.why:
             self._before = ProvenModel(model, digests, measurement)
             self._measured[digests.whole] = measurement
@@ -330,7 +363,8 @@ class NumericProver:
         if before is None or claims is None or not claims.cover(before, self._probes):
             return None
         if claims.names:
-            part = part_of(before, claims, self._client.held_digests())
+            held = self._client.held_digests() if self._has_exported_opset(model.model) else frozenset[str]()
+            part = part_of(before, claims, held)
             try:
                 if part is None or not self._client.are_equal(part):
                     return None

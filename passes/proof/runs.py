@@ -11,7 +11,7 @@ import itertools
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -353,10 +353,18 @@ class ProofClient:
 
     def are_equal(self, part: ProofPart) -> bool:
         """Whether the values of each pair of `part` have the same bits on every draw."""
-        feeds = [
-            {**draw.feeds, **{name: draw.held[digest] for name, digest in part.held.items()}} for draw in self.draws
-        ]
-        return all(draw.is_same for draw in self._ask(self._request(part.model, feeds=feeds, same=part.pairs)).draws)
+        request = self._request(part.model, feeds=self._feeds_of(part), same=part.pairs)
+        return all(draw.is_same for draw in self._ask(request).draws)
+
+    def run_part(self, part: ProofPart, names: Collection[str]) -> RunAnswer:
+        """Run a part, and compare the values called `names`, outputs and `inner` values, with the expected ones."""
+        known = [draw.outputs | draw.inner for draw in self.draws]
+        expected = [{name: values[name] for name in names if name in values} for values in known]
+        return self._ask(self._request(part.model, expected, self._feeds_of(part)))
+
+    def _feeds_of(self, part: ProofPart) -> list[dict[str, Value]]:
+        held = [{name: draw.held[digest] for name, digest in part.held.items()} for draw in self.draws]
+        return [{**draw.feeds, **values} for draw, values in zip(self.draws, held, strict=True)]
 
     def excess(self, fault: InjectedFault) -> dict[str, float]:
         """How far `fault` moves each of its values on the first draw, in units of the tolerance."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
@@ -163,6 +163,16 @@ def names_of(recipe: Sequence[RecipeItem]) -> tuple[str, ...]:
         inner = options.get("steps", ()) if name == SEQUENCE else ()
         names += [name, *(names_of(inner) if isinstance(inner, list | tuple) else ())]
     return tuple(names)
+
+
+def library_imports(names: Iterable[str]) -> tuple[Callable[[], None], ...]:
+    """The functions with which a worker imports the libraries of steps; none for steps whose library takes no time.
+
+    Args:
+        names: of steps, as in a recipe.
+    """
+    used = (OWN_STEPS[name].import_library for name in names if name in OWN_STEPS)
+    return tuple(dict.fromkeys(function for function in used if function is not Step.import_library))
 
 
 def _step(name: str, options: Mapping[str, Any], loader: Worker) -> Step:

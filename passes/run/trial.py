@@ -140,7 +140,7 @@ class Trial:
 
     def _attempt(self, step: Step) -> Attempt:
         known = merging(self.watched.enforced)
-        mergers = [name for name in step.inner(self.context) or (step.name,) if name in known]
+        mergers = [name for name in step.inner(self.context) or (step.name,) if name in known] if known else []
         others = step.without(mergers)
         attempt = self._try_wide_pins(others, self.before) if not mergers or self._merges_only_kept(step) else None
         if attempt is not None:
@@ -350,8 +350,10 @@ class Trial:
             The name of the inner pass that breaks them, and (kind, instance) → the reason.
         """
         held = {(kind, instance.name) for kind in self.watched.pinned for instance in self.watched.instances[kind]}
+        if held <= {*known, *self.gone}:
+            return "", {}
         suspects = merging(self.watched.pinned).intersection(step.inner(self.context) or (step.name,))
-        if not suspects or held <= {*known, *self.gone}:
+        if not suspects:
             return "", {}
 
         def find_lost(tried: Step) -> Lost:

@@ -107,6 +107,8 @@ class Worker:
         """What the process was started with of `SETTINGS`; a process for other settings takes its place."""
         self.was_killed = False
         """Whether the last process that ended was killed from outside, and not by us."""
+        self._is_ending = False
+        """Whether the process was killed by `end`, and may still be there."""
         self._posted = 0
         self._handle = -1
         """The file descriptor of the pipe in the process."""
@@ -252,6 +254,13 @@ class Worker:
         """Start the process now, so that it is ready when it is called."""
         self._ensure_started()
 
+    def end(self) -> None:
+        """Kill the process, if it runs, without waiting until it has given its memory back: `close` does."""
+        if self._process is not None and not self._is_ending:
+            self.was_killed = self._process.poll() in KILLED
+            kill(self._process)
+            self._is_ending = True
+
     def close(self) -> None:
         """End the process, if it runs."""
         self._stop()
@@ -298,9 +307,8 @@ class Worker:
         return self._channel
 
     def _stop(self) -> None:
+        self.end()
         if self._process is not None:
-            self.was_killed = self._process.poll() in KILLED
-            kill(self._process)
             self._process.wait()
         for handle in (self._channel, self._lifeline, self._stderr):
             if handle is not None:
@@ -308,6 +316,7 @@ class Worker:
         if self._folder is not None:
             self._folder.cleanup()
         self._process = self._folder = self._channel = self._lifeline = self._stderr = self._waits_since = None
+        self._is_ending = False
 
     def _crash(self) -> StepCrashed:
         """The error that says how the process died."""

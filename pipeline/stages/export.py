@@ -25,7 +25,7 @@ from passes.proof.draws import Trait
 from passes.proof.numbers import DRAWN, Errors
 from passes.proof.numeric import NumericProver
 from passes.proof.prover import Measurement, Reference
-from passes.recipe.recipe import OWN_STEPS, names_of
+from passes.recipe.recipe import library_imports, names_of
 from passes.structures.view import module_of
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import replace_when_done
@@ -95,7 +95,7 @@ def export_and_compare(
         is_own: the run has made the module itself, so its weights may move into the exported file.
     """
     if not why_not_compared(config):
-        context.start([OWN_STEPS[name].import_library for name in names_of(config.passes.recipe) if name in OWN_STEPS])
+        context.start(library_imports(names_of(config.passes.recipe)))
     path = exported_path(config, source, workspace)
     facts = _ExportFacts() if isinstance(source, OnnxSource) else _export(config, source, path, is_own=is_own)
     model = read_model(path, unread=leaves_unread(config), folder=shards_folder(config))
