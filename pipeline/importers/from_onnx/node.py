@@ -301,7 +301,7 @@ class Node:
                 default.
         """
         dtype = self.output().dtype
-        if dtype.startswith("float8") and "float" in self.vid_spec(vid).dtype:
+        if dtype.startswith("float8"):
             self.emit("onnxline.cast_float8.default", [vid], {"to": dtype, "saturate": saturates})
         else:
             self.emit(CONVERSION, [vid], {"dtype": TorchConst("dtype", dtype)})

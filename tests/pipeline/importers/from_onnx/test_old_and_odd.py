@@ -79,6 +79,16 @@ def test_like_onnxruntime(name: str) -> None:
     compare_with_onnxruntime(proto, {"x": x.reshape(shape)})
 
 
+@pytest.mark.parametrize("saturate", [0, 1])
+@pytest.mark.parametrize("to", [17, 18, 19, 20])  # the types of float8
+def test_an_integer_that_a_float8_cannot_hold_saturates_as_a_float_does(to: int, saturate: int) -> None:
+    casts = f"n = Cast <to = {to}, saturate = {saturate}> (x) y = Cast <to = 1> (n)"
+    cast = model(f"(int32[4] x) => (float[4] y) {{ {casts} }}", 21)
+    feed = {"x": np.array([500, -1000000, 3, 0], np.int32)}
+    (expected,) = ReferenceEvaluator(cast).run(None, feed)
+    np.testing.assert_array_equal(to_numpy(compile_graph(from_onnx(cast)).run(feed)["y"]), expected)
+
+
 def test_broadcasting_before_opset_7_is_a_reshape() -> None:
     text = "(float[2, 3, 4] x, float[3] b) => (float[2, 3, 4] y) { y = Add <broadcast = 1, axis = 1> (x, b) }"
     assert kinds(text, 6) == ["aten.reshape.default", "aten.add.Tensor"]
