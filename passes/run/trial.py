@@ -244,6 +244,7 @@ class Trial:
     ) -> AnalyzedModel | None:
         """Unpin the result of `step` on `pinned` and carry provenance over to it; None if nothing has changed."""
         made = result.model if step.fixes_defaults else with_defaults(self.model, result.model)
+        _refuse_new_outputs(pinned, made)
         after = AnalyzedModel(self.remove_pins(made, narrows=step.narrows))
         if after.invalid and not self.before.invalid:  # sources are; then no step is blamed for it
             raise InvalidResult(f"makes a model that is not valid ONNX: {after.invalid}")
@@ -395,3 +396,12 @@ class Trial:
 
 def _several(verb: str, items: Sequence[str]) -> str:
     return f"{verb} {join_first(items, 1, AND_MORE)}"
+
+
+def _refuse_new_outputs(pinned: DetachedModel, made: DetachedModel) -> None:
+    """An output that no pin made would go with the pins, without a word."""
+    held = {output.name for output in pinned.proto.graph.output}
+    names = [output.name for output in made.proto.graph.output]
+    added = [name for name in names if name not in held]
+    if added and held <= set(names):
+        raise StepFailed(f"adds the outputs {added} to the model; the step `outputs` gives a model further outputs")

@@ -69,6 +69,13 @@ def without_outputs(model: DetachedModel) -> DetachedModel:
     return model.with_proto(copy)
 
 
+def with_an_output_more(model: DetachedModel) -> DetachedModel:
+    """A pin is such an output, which goes when the step is done."""
+    copy = without_identity(model.proto)
+    copy.graph.output.append(helper.make_tensor_value_info("h", 1, [2, 8]))
+    return model.with_proto(copy)
+
+
 def raises(model: DetachedModel) -> DetachedModel:
     raise KeyError("no such layer")
 
@@ -83,6 +90,7 @@ UNREADABLE: dict[str, tuple[Callable[[DetachedModel], Any], str]] = {
     "an empty model": (lambda model: model.with_proto(ModelProto()), "changes the model's inputs"),
     "no UTF-8": (not_utf8, "is not UTF-8"),
     "nodes without outputs": (without_outputs, "not valid ONNX"),
+    "an output more": (with_an_output_more, "adds the outputs ['h'] to the model; the step `outputs`"),
     "raises": (raises, "KeyError: 'no such layer'"),
 }
 
