@@ -267,9 +267,9 @@ class RuntimeConfig(Section):
     regions: StrictStr | None = None
     pins: dict[str, StrictStr] = Field(default_factory=dict)
     fusions: tuple[Fusion, ...] | Literal["all"] = ()
-    native: bool = False
+    native: StrictBool = False
     device: DeviceName = "cpu"
-    debug: bool = False
+    debug: StrictBool = False
 
     @field_validator("regions")
     @classmethod

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictBool, StrictStr, model_validator
+from pydantic import Field, StrictBool, StrictFloat, StrictStr, model_validator
 
 from pipeline.config.sections import Count, DeviceName, Fraction, Section
 
-Rate = Annotated[float, Field(gt=0)]
+Rate = Annotated[StrictFloat, Field(gt=0)]
 
 Reference = Annotated[StrictStr, Field(min_length=1)]
 """`path/to/file.py:function` or `package.module:function`."""
@@ -66,12 +66,12 @@ class TrainConfig(Section):
     batches: Reference
     args: dict[str, Any] = Field(default_factory=dict)
     loss: Reference = "cross-entropy"
-    label_smoothing: Annotated[float, Field(ge=0, le=1)] = 0.0
+    label_smoothing: Annotated[StrictFloat, Field(ge=0, le=1)] = 0.0
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig | None = None
     epochs: Count = 1
     steps: Count | None = None
-    until: float | None = None
+    until: StrictFloat | None = None
     max_norm: Rate | None = None
     native: StrictBool = False
     device: DeviceName = "cpu"

@@ -337,6 +337,8 @@ def _line(path: KeyPath, details: list[ErrorDetails], root: type[BaseModel], doc
     above = _key_text(path[:-1])
     if detail["type"] == "extra_forbidden":
         key, known = str(path[-1]), keys_at(root, path[:-1])
+        if not above and re.search(r":\d+$", place):  # a file has it; the loader has taken it out
+            known = ["extends", *known]
         return f"{place}: unknown key {key!r}{f' in {above}' if above else ''}{suggest(key, known)}"
     if detail["type"] == "missing":
         return f"{place}: {f'{above}: ' if above else ''}the key {str(path[-1])!r} is missing"
@@ -403,8 +405,13 @@ def _fields(section: type[BaseModel] | None) -> dict[str, Any]:
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
-    branches = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
+    branches = (_bare(branch) for branch in (typing.get_args(annotation) if _is_union(annotation) else (annotation,)))
     return next((branch for branch in branches if isinstance(branch, type) and issubclass(branch, BaseModel)), None)
+
+
+def _bare(annotation: Any) -> Any:
+    """What `Annotated` is about; any other type is itself."""
+    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is typing.Annotated else annotation
 
 
 def _item(annotation: Any) -> Any:

@@ -205,6 +205,27 @@ export: 3
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("extend: base.yaml", "c.yaml:2: unknown key 'extend'; did you mean 'extends'?"),
+        (
+            "quantsim: {metric: {use: top-1, sampels: 3}}",
+            "c.yaml:2: unknown key 'sampels' in quantsim.metric; did you mean 'samples'?",
+        ),
+        ("runtime: {native: 0}", "c.yaml:2: runtime.native: found 0, expected true or false"),
+        ('runtime: {debug: "yes"}', "c.yaml:2: runtime.debug: found 'yes', expected true or false"),
+        ("train: {batches: f.py:b, until: true}", "c.yaml:2: train.until: found true, expected a number"),
+        (
+            'train: {batches: f.py:b, optimizer: {lr: "0.1"}}',
+            "c.yaml:2: train.optimizer.lr: found '0.1', expected a number",
+        ),
+    ],
+)
+def test_near_keys_and_types_are_told_apart(text: str, message: str, write: Write) -> None:
+    assert mistake(write("c.yaml", f"model: {{factory: m:f}}\n{text}\n")) == message
+
+
 UNTAGGED = "text, a number, true, false, null, a list or a mapping, without a tag"
 
 
