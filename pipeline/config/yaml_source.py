@@ -405,28 +405,25 @@ def _fields(section: type[BaseModel] | None) -> dict[str, Any]:
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
-    branches = (_bare(branch) for branch in (typing.get_args(annotation) if _is_union(annotation) else (annotation,)))
-    return next((branch for branch in branches if isinstance(branch, type) and issubclass(branch, BaseModel)), None)
-
-
-def _bare(annotation: Any) -> Any:
-    """What `Annotated` is about; any other type is itself."""
-    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is typing.Annotated else annotation
+    types_ = (branch for branch in _branches(annotation) if isinstance(branch, type))
+    return next((branch for branch in types_ if issubclass(branch, BaseModel)), None)
 
 
 def _item(annotation: Any) -> Any:
-    branches = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
-    for branch in branches:
+    for branch in _branches(annotation):
         origin, args = typing.get_origin(branch), typing.get_args(branch)
         if origin in (dict, tuple):
             return args[1] if origin is dict else args[0]
-        if origin is typing.Annotated:
-            return _item(args[0])
     return None
 
 
-def _is_union(annotation: Any) -> bool:
-    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+def _branches(annotation: Any) -> list[Any]:
+    """The types of a union, without what `Annotated` adds to them."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _branches(args[0])
+    is_union = origin in (typing.Union, types.UnionType)
+    return [branch for arg in args for branch in _branches(arg)] if is_union else [annotation]
 
 
 def _says(text: str) -> Callable[[Mapping[str, Any]], str]:
