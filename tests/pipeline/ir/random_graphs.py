@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -64,7 +65,7 @@ def graphs(draw: st.DrawFn) -> Graph:
         inputs = draw(st.lists(st.sampled_from(vids), max_size=3)) if vids else []
         outputs = [(next(names), draw(SPECS)) for _ in range(draw(st.integers(0, 2)))]
         kind = draw(st.sampled_from(["K", "Add", "return", "com.microsoft::Attention"]))
-        details = {"name": draw(st.text()), "origin": draw(st.text()), "node_type": draw(st.text())}
+        details: dict[str, Any] = {"name": draw(st.text()), "origin": draw(st.text()), "node_type": draw(st.text())}
         saved = [place for place in draw(SAVED) if place < len(inputs)]
         advice = {"constraints": draw(CONSTRAINTS), "hints": draw(CONSTRAINTS), "saved": saved}
         vids += b.emit(kind, inputs, outputs, draw(TABLES), **advice, **details)

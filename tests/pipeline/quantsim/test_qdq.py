@@ -24,7 +24,7 @@ from pipeline.quantsim.simulation import compare_outputs, run_device_like
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, nodes_of, rule
 from tests.support.onnx_models import biased_attention, detached
 
-RANGES = dict.fromkeys(("x", "h", "r", "y"), (-4.0, 4.0))
+RANGES: dict[str, tuple[float, float]] = dict.fromkeys(("x", "h", "r", "y"), (-4.0, 4.0))
 
 
 def quantize_mlp(*rules: PlacementRule) -> DetachedModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -109,7 +110,7 @@ def seeded(make: Callable[[], nn.Module]) -> nn.Module:
         return make()
 
 
-def record(model: Model, make_optimizer: MakeOptimizer, **options: float) -> tuple[TrainProgram, nn.Module, Optimizer]:
+def record(model: Model, make_optimizer: MakeOptimizer, **options: Any) -> tuple[TrainProgram, nn.Module, Optimizer]:
     """A recorded step, and a twin of its module with a twin of its optimizer, for plain torch."""
     module, twin = seeded(model.make), seeded(model.make)
     program = record_step(module, LOSS, make_optimizer(module.parameters()), model.batch(0), **options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -43,7 +45,7 @@ def kernels():
     torch.set_num_threads(before)
 
 
-def record(name: str, optimizer: str, **options: float) -> tuple[TrainProgram, nn.Module]:
+def record(name: str, optimizer: str, **options: Any) -> tuple[TrainProgram, nn.Module]:
     module = seeded(MODELS[name].make)
     made = OPTIMIZERS[optimizer](module.parameters())
     return record_step(module, LOSS, made, MODELS[name].batch(0), native=True, **options), module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -12,7 +13,13 @@ from transformers import BertConfig, BertForSequenceClassification
 from pipeline.config import ExportConfig, ModelConfig
 from pipeline.export import TorchSource, export_onnx, load_source
 
-SMALL = {"vocab_size": 89, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+SMALL: dict[str, Any] = {
+    "vocab_size": 89,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+}
 
 
 def test_the_body_of_a_classifier(tmp_path: Path) -> None:

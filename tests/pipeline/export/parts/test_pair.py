@@ -32,7 +32,7 @@ def export_and_load(wrapper: torch.nn.Module, inputs: tuple[torch.Tensor, ...], 
 
 
 def in_onnxruntime(wrapper: Any, inputs: Any, input_names: Any, output_names: Any) -> Any:
-    names = {"input_names": list(input_names), "output_names": list(output_names)}
+    names: dict[str, Any] = {"input_names": list(input_names), "output_names": list(output_names)}
     with torch.no_grad():
         model = torch.onnx.export(wrapper, inputs, dynamo=True, optimize=False, verbose=False, **names)
     assert model is not None

@@ -23,7 +23,7 @@ from pipeline.export.parts.pair import (
     prefill_inputs,
 )
 
-T5 = {"vocab_size": 89, "d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 1, "num_heads": 4}
+T5: dict[str, Any] = {"vocab_size": 89, "d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 1, "num_heads": 4}
 
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "training": (lambda make: make("Llama").train(), "training mode.* call model.eval"),

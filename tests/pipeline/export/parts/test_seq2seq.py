@@ -98,7 +98,9 @@ def test_a_decoder_that_reads_one_token_a_call_is_refused_with_a_way_out() -> No
     from transformers import ProphetNetConfig, ProphetNetForConditionalGeneration
 
     sides = ("encoder", "decoder")
-    sizes = {f"num_{side}_{key}": size for side in sides for key, size in (("layers", 1), ("attention_heads", 2))}
+    sizes: dict[str, Any] = {
+        f"num_{side}_{key}": size for side in sides for key, size in (("layers", 1), ("attention_heads", 2))
+    }
     config = ProphetNetConfig(vocab_size=40, hidden_size=16, encoder_ffn_dim=24, decoder_ffn_dim=24, **sizes)
     said = (
         r"ProphetNetForConditionalGeneration does not run .* one token or several: .*; leave out model\.task, and the"
