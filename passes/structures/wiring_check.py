@@ -202,8 +202,11 @@ class _Joins:
         for name in _factors(node):
             digest = self._digest_of_matrix(node, name) if name in self._constants else ""
             if digest:
-                return self._bits.setdefault(digest, 1 << len(self._bits))
+                return self._bit_of(digest)
         return 0
+
+    def _bit_of(self, digest: str) -> int:
+        return self._bits.setdefault(digest, 1 << len(self._bits))
 
     def _digest_of_matrix(self, node: NodeProto, name: str) -> str:
         """Empty for a vector, and for a filter of each channel by itself, which mix no features."""
@@ -245,16 +248,17 @@ class _Joins:
 
     def _multiplied_inside(self, node: NodeProto) -> int:
         """The bits of the constants that products in the bodies of `node` read."""
-        mask = 0
+        digests: list[str] = []
         for body in bodies_in(node):
             constants = {*self._constants, *initializers_of(body)} - {""}
             for inner in every_node(body):
                 if inner.op_type in MATRIX_OPS and constants.intersection(inner.input):
                     name = min(constants.intersection(inner.input))
                     tensor = self._stored.get(self._index.origin_of(name, ARRANGING))
-                    digest = self._model.digest(tensor) if tensor is not None else f"inside {name}"
-                    mask |= self._bits.setdefault(digest, 1 << len(self._bits))
-        return mask
+                    digests.append(self._model.digest(tensor) if tensor is not None else f"inside {name}")
+        for digest in digests:
+            self._bit_of(digest)
+        return self.mask_of(digests)
 
 
 def _mixes(node: NodeProto, dims: Sequence[int]) -> bool:

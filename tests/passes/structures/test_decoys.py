@@ -127,47 +127,53 @@ ELSEWHERE = {
         SPELLED,
     ),
     "after an Einsum": (
-        f'qkv = Einsum <equation = "bsi,io->bso"> (h, wqkv) {SPLIT} {OLD} ' + each(BESIDE["times zero"]),
+        f'qkv = Einsum <equation = "bsi,io->bso"> (h, wqkv) {SPLIT} {OLD} ' + each(BESIDE["cut off"]),
         "",
     ),
     "after a Conv": (
         "t = Transpose <perm = [0, 2, 1]> (h) wt = Transpose <perm = [1, 0]> (wqkv) wc = Unsqueeze (wt, last) "
         "c = Conv (t, wc) qkv = Transpose <perm = [0, 2, 1]> (c) "
-        f"{SPLIT} {OLD} " + each(BESIDE["times zero"]),
+        f"{SPLIT} {OLD} " + each(BESIDE["cut off"]),
+        "",
+    ),
+    "after a Conv whose filters are stored in a row": (
+        "sizes = Constant <value_ints = [32, 96]> () w = Reshape (in_a_row, sizes) "
+        "t = Transpose <perm = [0, 2, 1]> (h) wt = Transpose <perm = [1, 0]> (w) wc = Unsqueeze (wt, last) "
+        f"c = Conv (t, wc) qkv = Transpose <perm = [0, 2, 1]> (c) {SPLIT} {OLD} " + each(BESIDE["cut off"]),
         "",
     ),
     "merged when it runs": (
-        f"all = Concat <axis = 1> (wq, wk, wv) {MERGED.replace('wqkv', 'all')} {OLD} " + each(BESIDE["times zero"]),
+        f"all = Concat <axis = 1> (wq, wk, wv) {MERGED.replace('wqkv', 'all')} {OLD} " + each(BESIDE["cut off"]),
         "",
     ),
     "a product spelled as a sum": (
         f"u = Unsqueeze (h, last) p = Mul (u, wqkv) two_last = Constant <value_ints = [-2]> () "
         "qkv = ReduceSum <keepdims = 0> (p, two_last) "
-        f"{SPLIT} {OLD} " + each(BESIDE["times zero"]),
+        f"{SPLIT} {OLD} " + each(BESIDE["cut off"]),
         "",
     ),
     "after a DeformConv": (
         "t = Transpose <perm = [0, 2, 1]> (h) wide_t = Unsqueeze (t, last) wt = Transpose <perm = [1, 0]> (wqkv) "
         "w3 = Unsqueeze (wt, last) w4 = Unsqueeze (w3, last) c = DeformConv (wide_t, w4, still) c3 = Squeeze (c, last) "
-        f"qkv = Transpose <perm = [0, 2, 1]> (c3) {SPLIT} {OLD} " + each(BESIDE["times zero"]),
+        f"qkv = Transpose <perm = [0, 2, 1]> (c3) {SPLIT} {OLD} " + each(BESIDE["cut off"]),
         "",
     ),
     "a product spelled as the end of running sums": (
         "u = Unsqueeze (h, last) p = Mul (u, wqkv) axis = Constant <value_int = 2> () s = CumSum (p, axis) "
         "end = Constant <value_int = 31> () qkv = Gather <axis = 2> (s, end) "
-        f"{SPLIT} {OLD} " + each(BESIDE["times zero"]),
+        f"{SPLIT} {OLD} " + each(BESIDE["cut off"]),
         "",
     ),
     "a product spelled as a mean": (
         "u = Unsqueeze (h, last) p = Mul (u, wqkv) t = Transpose <perm = [0, 1, 3, 2]> (p) "
         "a = AveragePool <kernel_shape = [1, 32]> (t) s = Squeeze (a, last) many = Constant <value_float = 32.0> () "
-        f"qkv = Mul (s, many) {SPLIT} {OLD} " + each(BESIDE["times zero"]),
+        f"qkv = Mul (s, many) {SPLIT} {OLD} " + each(BESIDE["cut off"]),
         "",
     ),
     "merged in the branches of an If": (
         "c = Cast <to = 9> (one) qkv = If (c) <then_branch = t () => (float[2, 8, 96] a) { a = MatMul (h, wqkv) }, "
         "else_branch = e () => (float[2, 8, 96] b) { b = MatMul (h, wqkv) }> "
-        f"{SPLIT} {OLD} " + each(BESIDE["times zero"]),
+        f"{SPLIT} {OLD} " + each(BESIDE["cut off"]),
         "",
     ),
     "a matrix that is stored in a row": (
@@ -180,7 +186,7 @@ ELSEWHERE = {
         "",
     ),
     "Q and K alone": (
-        f"{MERGED} {OLD} {each(BESIDE['times zero']).partition('v_z')[0]} v = Identity (vd)",
+        f"{MERGED} {OLD} {each(BESIDE['cut off']).partition('v_b')[0]} v = Identity (vd)",
         "",
     ),
 }
@@ -229,6 +235,11 @@ HARMLESS = {
         f"{APART} qm = Identity (qa) km = Identity (ka) vm = Identity (va) "
         "q = Identity (h) k = Identity (h) v = Identity (h)",
         SPELLED,
+    ),
+    "Q in the branches of an If": (
+        "c = Cast <to = 9> (one) q = If (c) <then_branch = t () => (float[2, 8, 32] a) { a = MatMul (h, wq) }, "
+        "else_branch = e () => (float[2, 8, 32] b) { b = MatMul (h, wq) }> k = MatMul (h, wk) v = MatMul (h, wv)",
+        "",
     ),
     "a filter of each channel": (
         f"{APART} t = Transpose <perm = [0, 2, 1]> (qa) c = Conv <group = 32, pads = [1, 1]> (t, filters) "

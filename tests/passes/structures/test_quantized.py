@@ -181,6 +181,15 @@ def test_a_folded_matrix_is_the_same_matrix() -> None:
     assert lost("qkv", (instance,), folded(model, "wq", "mq")) == {}
 
 
+def test_integers_that_are_stored_transposed_are_the_same_matrix() -> None:
+    model = attention("dequantized, then transposed")
+    (instance,) = found("qkv", model)
+    turned = with_tensor(model, "wq", lambda numbers: np.ascontiguousarray(numbers.T))
+    turned.graph.node.remove(next(node for node in turned.graph.node if "tq" in node.output))
+    next(node for node in turned.graph.node if "q" in node.output).input[1] = "mq"
+    assert lost("qkv", (instance,), turned) == {}
+
+
 def folded(model: onnx.ModelProto, stored: str, value: str) -> onnx.ModelProto:
     """`model` with the weight that is made of `stored` in floats."""
     copy = onnx.ModelProto()
