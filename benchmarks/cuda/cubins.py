@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -109,11 +109,15 @@ def list_launches(types: Sequence[torch.dtype] = TYPES) -> Iterator[tuple[str, s
 
 
 def make_operand(
-    sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device | None = None
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device | None = None,
+    make: Callable[..., torch.Tensor] = torch.empty,
 ) -> torch.Tensor:
-    """Memory whose elements lie with these strides, not written yet."""
+    """What `make` gives (memory that is not written yet, or random elements), with these strides."""
     span = 1 + sum((size - 1) * step for size, step in zip(sizes, strides, strict=True))
-    return torch.empty(span, dtype=dtype, device=device).as_strided(sizes, strides)
+    return make(span, dtype=dtype, device=device).as_strided(sizes, strides)
 
 
 @dataclass(eq=False)

@@ -169,6 +169,7 @@ FUNCTIONAL = frozenset(
         "aten.fft_ihfftn.default",
         "aten.binary_cross_entropy.default",  # resizes the result, and writes all differences to it
         "aten.huber_loss.default",
+        "aten.multilabel_margin_loss.default",
         "aten.mse_loss.default",
         "aten.smooth_l1_loss.default",
         "aten.soft_margin_loss.default",

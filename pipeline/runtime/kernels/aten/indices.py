@@ -7,7 +7,8 @@ the error is raised by a later run than the one with the wrong index.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -21,21 +22,94 @@ from pipeline.runtime.kernels.aten.call import CallTemplate
 from pipeline.runtime.kernels.base import Ins, Launch
 from pipeline.runtime.kernels.cuda import has_triton, launch_clamp
 
-SELECTING: Final = """
+IndexRange = tuple[int, int, int | None]
+"""The least index, the greatest one, and a number that is no index, if there is one."""
+
+
+def range_along(sizes: Sequence[int], call: Mapping[str, Any]) -> IndexRange:
+    """Places along the axis `dim`, or along the first one."""
+    return 0, (sizes[int(call.get("dim", 0))] if sizes else 1) - 1, None
+
+
+def range_of_dim(sizes: Sequence[int], call: Mapping[str, Any]) -> IndexRange:
+    """Places along the axis `dim`, or among all elements."""
+    return (0, math.prod(sizes) - 1, None) if call.get("dim") is None else range_along(sizes, call)
+
+
+def range_anywhere(sizes: Sequence[int], _: Mapping[str, Any]) -> IndexRange:
+    """Places among all elements, also from the end."""
+    return -math.prod(sizes), math.prod(sizes) - 1, None
+
+
+def range_of_classes(sizes: Sequence[int], call: Mapping[str, Any]) -> IndexRange:
+    return 0, sizes[min(1, len(sizes) - 1)] - 1, int(call.get("ignore_index", -100))
+
+
+def range_of_margins(sizes: Sequence[int], _: Mapping[str, Any]) -> IndexRange:
+    return 0, sizes[-1] - 1, None
+
+
+def range_of_many_classes(sizes: Sequence[int], _: Mapping[str, Any]) -> IndexRange:
+    """A row ends where it has a number below 0."""
+    return -(2**31), sizes[-1] - 1, None
+
+
+def range_of_table(_: Sequence[int], call: Mapping[str, Any]) -> IndexRange:
+    return 0, int(call["num_weights"]) - 1, None
+
+
+def range_of_offsets(sizes: Sequence[int], _: Mapping[str, Any]) -> IndexRange:
+    return 0, sizes[0], None
+
+
+def range_of_image(_: Sequence[int], call: Mapping[str, Any]) -> IndexRange:
+    return 0, math.prod(call["output_size"]) - 1, None
+
+
+RangeRule = Callable[[Sequence[int], Mapping[str, Any]], IndexRange]
+"""(sizes of the operand that the indices select from, arguments without tensors) → the range of the indices."""
+
+ALONG: Final = """
 index_select.default gather.default index_copy.default index_add.default index_fill.int_Scalar index_fill.int_Tensor
-scatter.src scatter.value scatter_add.default scatter_reduce.two
+index_reduce.default scatter.src scatter.value scatter.reduce scatter.value_reduce scatter_add.default
+scatter_reduce.two
 """
 
-INDEXED: Final[Mapping[str, tuple[str, str]]] = {
-    "aten.embedding.default": ("indices", "weight"),
-    "aten.embedding_dense_backward.default": ("indices", ""),
-    **{f"aten.{name}": ("index", "self") for name in SELECTING.split()},
-    "aten.nll_loss_forward.default": ("target", "self"),
-    "aten.nll_loss_backward.default": ("target", "self"),
-}
-"""Operator → its indices and the operand that they select from. `index` and `index_put` have a list of indices."""
+CLASSES: Final = """
+cross_entropy_loss.default nll_loss.default nll_loss_nd.default nll_loss2d.default nll_loss_forward.default
+nll_loss_backward.default nll_loss2d_forward.default nll_loss2d_backward.default
+"""
 
-LISTS: Final = ("aten.index.Tensor", "aten.index_put.default")
+BAG: Final = (("indices", "weight", range_along), ("offsets", "indices", range_of_offsets))
+
+INDEXED: Final[Mapping[str, Sequence[tuple[str, str, RangeRule]]]] = {
+    "aten.embedding.default": (("indices", "weight", range_along),),
+    "aten.embedding_renorm.default": (("indices", "self", range_along),),
+    "aten.embedding_dense_backward.default": (("indices", "grad_output", range_of_table),),
+    "aten.embedding_bag.default": BAG,
+    "aten.embedding_bag.padding_idx": BAG,
+    "aten._embedding_bag.default": BAG,
+    "aten._embedding_bag_forward_only.default": BAG,
+    "aten.take_along_dim.default": (("indices", "self", range_of_dim),),
+    "aten.take.default": (("index", "self", range_anywhere),),
+    "aten.put.default": (("index", "self", range_anywhere),),
+    "aten.max_unpool2d.default": (("indices", "self", range_of_image),),
+    "aten.max_unpool3d.default": (("indices", "self", range_of_image),),
+    "aten.multi_margin_loss.default": (("target", "self", range_of_margins),),
+    "aten.multilabel_margin_loss.default": (("target", "self", range_of_many_classes),),
+    **{f"aten.{name}": (("index", "self", range_along),) for name in ALONG.split()},
+    **{f"aten.{name}": (("target", "self", range_of_classes),) for name in CLASSES.split()},
+}
+"""Operator → its indices, the operand that they select from, and their range. `LISTS` has the operators with a list of
+indices. All others read no indices, or indices that another operator made."""
+
+LISTS: Final = (
+    "aten.index.Tensor", "aten.index_put.default", "aten._unsafe_index.Tensor", "aten._unsafe_index_put.default",
+)  # fmt: skip
+"""Operators with a list of indices, one for each axis."""
+
+INTEGERS: Final = (torch.int32, torch.int64)
+"""The dtypes of indices; a target of another dtype has probabilities, and a mask no index."""
 
 
 class IndexFlags:
@@ -90,7 +164,7 @@ def check_indices(template: CallTemplate, ins: Ins) -> tuple[Sequence[torch.Tens
     if current is None or not (template.kind in INDEXED or template.kind in LISTS):
         return ins, []
     checked, launches = list(ins), list[Launch]()
-    for at, low, high, ignored in _ranges(template, ins):
+    for at, (low, high, ignored) in _ranges(template, ins):
         index = ins[at]
         if at in current.constants and _are_within(index, low, high, ignored):
             continue
@@ -122,26 +196,19 @@ def clamp_by_torch(
     yield partial(flag.logical_or_, wrong)
 
 
-def _ranges(template: CallTemplate, ins: Ins) -> Iterator[tuple[int, int, int, int | None]]:
-    """(place among `ins`, least, greatest, a number that is no index) of each tensor of indices."""
-    tensors, fixed = template.tensors, template.fixed
+def _ranges(template: CallTemplate, ins: Ins) -> Iterator[tuple[int, IndexRange]]:
+    """Each place among `ins` that has indices, and their range."""
+    tensors = template.tensors
     if template.kind in LISTS:
-        x = ins[_place(tensors["self"])]
+        sizes = ins[_place(tensors["self"])].shape
         for axis, item in enumerate(tensors["indices"]):  # type: ignore[arg-type]
-            if isinstance(item, InputRef) and ins[item.index].dtype in (torch.int32, torch.int64):
-                yield item.index, -x.shape[axis], x.shape[axis] - 1, None
+            if isinstance(item, InputRef) and ins[item.index].dtype in INTEGERS:
+                yield item.index, (-sizes[axis], sizes[axis] - 1, None)
         return
-    name, table = INDEXED[template.kind]
-    place = _place(tensors[name])
-    if not table:
-        yield place, 0, int(fixed["num_weights"]) - 1, None
-        return
-    x = ins[_place(tensors[table])]
-    if name == "target":
-        yield place, 0, x.shape[min(1, x.dim() - 1)] - 1, int(fixed["ignore_index"])
-    else:
-        axis = int(fixed.get("dim", 0))
-        yield place, 0, (x.shape[axis] if x.dim() else 1) - 1, None
+    for name, table, rule in INDEXED[template.kind]:
+        place = _place(tensors[name])
+        if ins[place].dtype in INTEGERS:
+            yield place, rule(ins[_place(tensors[table])].shape, template.fixed)
 
 
 def _place(item: Any) -> int:

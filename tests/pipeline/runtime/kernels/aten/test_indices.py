@@ -1,0 +1,132 @@
+"""Every operator that reads indices has them checked on a device, where a wrong one would end the context of CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional as f
+
+from pipeline.errors import DataError
+from pipeline.runtime import RecordingDevice, compile_graph
+from pipeline.runtime.kernels.aten.indices import INDEXED, LISTS
+from tests.support.torch_programs import Calls, feed_of, graph_of
+
+X = torch.linspace(-1, 1, 20).view(4, 5)
+IMAGE, TARGETS = X.view(1, 4, 5, 1), torch.tensor([[[2], [0], [1], [3], [3]]])
+ROWS, TABLE = torch.tensor([0, 3, 1]), torch.tensor([[0, 1, 3, 0, 1]])
+CLASSES = torch.tensor([4, 0, 1, 2])
+aten = torch.ops.aten
+
+CASES: dict[str, tuple[Callable[..., torch.Tensor], torch.Tensor, torch.Tensor, int]] = {
+    "aten.embedding.default": (lambda x, i: f.embedding(i, x), X, ROWS, 4),
+    "aten.embedding_bag.padding_idx": (lambda x, i: f.embedding_bag(i, x), X, ROWS[None], 4),
+    "aten.embedding_dense_backward.default": (
+        lambda x, i: aten.embedding_dense_backward(x[:3], i, 4, -1, False), X, ROWS, 4,
+    ),
+    "aten.take_along_dim.default": (lambda x, i: torch.take_along_dim(x, i, 0), X, TABLE, 4),
+    "aten.take.default": (torch.take, X, torch.tensor([0, -20, 19]), -21),
+    "aten.put.default": (lambda x, i: x.put(i, x[0, :3]), X, torch.tensor([0, -20, 19]), 20),
+    "aten.max_unpool2d.default": (lambda x, i: f.max_unpool2d(x[:, :, :1], i, 2), IMAGE, TARGETS[:, :4, :1, None], 4),
+    "aten.multi_margin_loss.default": (f.multi_margin_loss, X, CLASSES, 5),
+    "aten.multilabel_margin_loss.default": (f.multilabel_margin_loss, X, torch.tensor([[1, 0, -1, -1, -1]] * 4), 5),
+    "aten.index_select.default": (lambda x, i: x.index_select(0, i), X, ROWS, -1),
+    "aten.gather.default": (lambda x, i: x.gather(0, i), X, TABLE, 4),
+    "aten.index_copy.default": (lambda x, i: x.index_copy(0, i, x[:3]), X, ROWS, 4),
+    "aten.index_add.default": (lambda x, i: x.index_add(0, i, x[:3]), X, ROWS, 4),
+    "aten.index_fill.int_Scalar": (lambda x, i: x.index_fill(0, i, 2.0), X, ROWS, 4),
+    "aten.index_fill.int_Tensor": (lambda x, i: x.index_fill(0, i, x[0, 0]), X, ROWS, 4),
+    "aten.index_reduce.default": (lambda x, i: x.index_reduce(0, i, x[:3], "amax"), X, ROWS, 4),
+    "aten.scatter.src": (lambda x, i: x.scatter(0, i, x), X, TABLE, 4),
+    "aten.scatter.value": (lambda x, i: x.scatter(0, i, 2.0), X, TABLE, 4),
+    "aten.scatter.reduce": (lambda x, i: x.scatter(0, i, x, reduce="add"), X, TABLE, 4),
+    "aten.scatter.value_reduce": (lambda x, i: x.scatter(0, i, 2.0, reduce="multiply"), X, TABLE, 4),
+    "aten.scatter_add.default": (lambda x, i: x.scatter_add(0, i, x), X, TABLE, 4),
+    "aten.scatter_reduce.two": (lambda x, i: x.scatter_reduce(0, i, x, "amin"), X, TABLE, 4),
+    "aten.cross_entropy_loss.default": (f.cross_entropy, X, CLASSES, 5),
+    "aten.nll_loss_nd.default": (lambda x, i: f.nll_loss(x, i, ignore_index=-7), IMAGE, TARGETS, 4),
+    "aten.index.Tensor": (lambda x, i: x[i], X, ROWS, 4),
+    "aten.index_put.default": (lambda x, i: x.index_put((i,), x[:3], accumulate=True), X, ROWS, -5),
+    "aten._unsafe_index.Tensor": (lambda x, i: aten._unsafe_index(x, [i]), X, ROWS, 4),
+    "aten._unsafe_index_put.default": (lambda x, i: aten._unsafe_index_put(x, [i], x[:3]), X, ROWS, 4),
+}  # fmt: skip
+"""Operator → a call of it on a tensor and indices that are right, and a number that is no index there."""
+
+
+@pytest.mark.parametrize("operator", CASES)
+def test_a_wrong_index_is_found_late_and_reads_nothing_else(operator: str) -> None:
+    """Right indices give what torch gives: those that count from the end and those that say "ignored" are right too."""
+    function, x, indices, wrong = CASES[operator]
+    graph = graph_of(Calls([function]), [x, indices])
+    assert operator in {op.operator for op in graph.ops}
+    program = compile_graph(graph, device=RecordingDevice(2**20))
+    feed = feed_of(graph, [x, indices])
+    for run in (program.run, program.replay):
+        (found,) = run(feed).values()
+        program.synchronize()
+        torch.testing.assert_close(found, function(x, indices))
+        broken = indices.clone()
+        broken.view(-1)[0] = wrong
+        run({**feed, list(feed)[1]: broken})
+        with pytest.raises(DataError, match="an index is out of range"):
+            program.synchronize()
+
+
+@pytest.mark.parametrize(
+    ("function", "indices"),
+    [
+        (lambda x, i: f.nll_loss(x, i, ignore_index=-7), [4, -7, 1, -7]),
+        (lambda x, i: f.cross_entropy(x, i, reduction="none"), [4, -100, 1, 2]),
+        (lambda x, i: torch.take_along_dim(x, i), [0, 19, 7, 3]),
+        (lambda x, i: f.embedding_bag(x.long().flatten().abs(), x, i), [0, 3, 20, 20]),
+        (lambda x, i: f.cross_entropy(x, f.one_hot(i, 5).float()), [4, 0, 1, 2]),
+    ],
+)
+def test_what_looks_wrong_and_is_right(function: Callable[..., torch.Tensor], indices: list[int]) -> None:
+    numbers = torch.tensor(indices)
+    graph = graph_of(Calls([function]), [X, numbers])
+    program = compile_graph(graph, device=RecordingDevice(2**20))
+    (found,) = program.run(feed_of(graph, [X, numbers])).values()
+    program.synchronize()
+    torch.testing.assert_close(found, function(X, numbers))
+
+
+MADE_BY_OPERATORS = """
+_cummax_helper _cummin_helper adaptive_max_pool2d_backward adaptive_max_pool3d_backward cummaxmin_backward
+fractional_max_pool2d_backward fractional_max_pool3d_backward kthvalue max_pool2d_with_indices_backward
+max_pool3d_with_indices_backward median mode nanmedian sort topk value_selecting_reduction_backward
+_embedding_bag_backward _embedding_bag_dense_backward _embedding_bag_per_sample_weights_backward
+_embedding_bag_sparse_backward gather_backward index_select_backward embedding_backward embedding_sparse_backward
+"""
+"""Indices that another operator of the same graph made, or checked."""
+NO_INDICES = """
+binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits cosine_embedding_loss
+hinge_embedding_loss huber_loss huber_loss_backward kl_div l1_loss margin_ranking_loss mse_loss mse_loss_backward
+poisson_nll_loss smooth_l1_loss smooth_l1_loss_backward soft_margin_loss soft_margin_loss_backward
+_unsafe_masked_index _unsafe_masked_index_put_accumulate
+"""
+"""Targets that are values, and indices of which a mask leaves out the wrong ones."""
+NOT_IN_A_PLAN = """
+_ctc_loss _ctc_loss_backward _cudnn_ctc_loss ctc_loss _use_cudnn_ctc_loss segment_reduce _segment_reduce_backward
+multi_margin_loss_backward multilabel_margin_loss_forward multilabel_margin_loss_backward _index_put_impl
+"""
+"""Operators that read lengths on the host, or whose shape depends on them, and backward passes that a step lacks."""
+
+
+SPARSE = ("_sparse", "sparse", "_spdiags", "_validate", "_nested", "_gather_sparse", "miopen", "_use_miopen")
+"""Operators on tensors that no graph has, or on other hardware."""
+
+
+def test_no_operator_of_torch_reads_indices_that_nobody_checks() -> None:
+    """By the names of arguments in torch's schemas, so that an operator which torch adds is looked at."""
+    known = {name.split(".")[1] for name in (*INDEXED, *LISTS)}
+    known |= {*MADE_BY_OPERATORS.split(), *NO_INDICES.split(), *NOT_IN_A_PLAN.split()}
+    found = set()
+    for schema in torch._C._jit_get_all_schemas():
+        name = schema.name.removeprefix("aten::")
+        if schema.is_mutable or not schema.name.startswith("aten::") or name in known:
+            continue
+        operands = [item.name for item in schema.arguments if "Tensor" in str(item.type)]
+        found |= {name} if {"index", "indices", "target", "targets"} & set(operands) else set()
+    assert not {name for name in found if not name.startswith(SPARSE)}
