@@ -336,9 +336,8 @@ def _line(path: KeyPath, details: list[ErrorDetails], root: type[BaseModel], doc
     place = document.marks.place(path)
     above = _key_text(path[:-1])
     if detail["type"] == "extra_forbidden":
-        key, known = str(path[-1]), keys_at(root, path[:-1])
-        if not above and re.search(r":\d+$", place):  # a file has it; the loader has taken it out
-            known = ["extends", *known]
+        is_file = re.search(r":\d+$", place)  # which may have `extends`; the loader has taken it out
+        key, known = str(path[-1]), ["extends"] * (not above and bool(is_file)) + keys_at(root, path[:-1])
         return f"{place}: unknown key {key!r}{f' in {above}' if above else ''}{suggest(key, known)}"
     if detail["type"] == "missing":
         return f"{place}: {f'{above}: ' if above else ''}the key {str(path[-1])!r} is missing"
@@ -405,8 +404,7 @@ def _fields(section: type[BaseModel] | None) -> dict[str, Any]:
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
-    types_ = (branch for branch in _branches(annotation) if isinstance(branch, type))
-    return next((branch for branch in types_ if issubclass(branch, BaseModel)), None)
+    return next((type_ for type_ in _branches(annotation) if isinstance(type_, type(BaseModel))), None)
 
 
 def _item(annotation: Any) -> Any:
