@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -65,25 +67,24 @@ def trace_tensors(versions: Sequence[ModelVersion]) -> TracedTensors:
     index = source = _index(versions[0], table)
     names = _main_values(source)
     origins: dict[str, tuple[str, ...]] = {name: (name,) for name in names}
-    alive = origins
+    alive = origins  # as `origins`, of values that are equal and no mere candidates
     all_candidates, gone, fates = [origins], dict[str, int](), dict[str, str]()
     for number, version in enumerate(versions[1:], start=1):
         after = _index(version, table)
         matching = match(index, after)
         replaced = _replaced_values(matching)
         before_names, after_names = _main_values(index), _main_values(after)
-        step = {
+        candidates_before = {
             name: [index.names[old] for old in _candidates(matching, value, before_names, replaced)]
             for name, value in after_names.items()
         }
-        origins = {name: _sources_of(olds, origins) for name, olds in step.items()}
-        was_alive = {source_name for known in alive.values() for source_name in known}
-        kept = {name: _kept_names(matching, value, before_names) for name, value in after_names.items()}
-        still = {name: _sources_of(olds, alive) for name, olds in kept.items()}
-        is_alive = {source_name for known in still.values() for source_name in known}
-        fates |= _describe_fates(matching, alive, was_alive - is_alive)
-        gone |= dict.fromkeys(was_alive - is_alive, number)
-        index, alive = after, still
+        origins = {name: _sources_of(olds, origins) for name, olds in candidates_before.items()}
+        equals_before = {name: _equal_names(matching, value, before_names) for name, value in after_names.items()}
+        alive_after = {name: _sources_of(olds, alive) for name, olds in equals_before.items()}
+        lost = set(chain.from_iterable(alive.values())).difference(*alive_after.values())
+        fates |= _describe_fates(matching, alive, lost)
+        gone |= dict.fromkeys(lost, number)
+        index, alive = after, alive_after
         all_candidates.append(origins)
     return TracedTensors(tuple(all_candidates), _equal_values(source, index), gone, fates)
 
@@ -143,7 +144,7 @@ def _namesake(matching: NodeMatching, value: int, before_names: Mapping[str, int
     return [] if old is None else [old]
 
 
-def _kept_names(matching: NodeMatching, value: int, before_names: Mapping[str, int]) -> list[str]:
+def _equal_names(matching: NodeMatching, value: int, before_names: Mapping[str, int]) -> list[str]:
     """The names of the values before a step that `value`, a value after it, equals; its namesake first."""
     found = _namesake(matching, value, before_names)
     if matching.value_of[value] >= 0:
@@ -202,8 +203,14 @@ AT_ONCE: Final = 64
 
 MOST_DRAWS: Final = 4
 
-OTHER, PART, SAME = range(3)
-"""How the values of one tensor are related to those of another tensor."""
+
+class Likeness(IntEnum):
+    """How the values of one tensor are related to those of another tensor; on several draws, the least counts."""
+
+    OTHER = 0
+    PART = 1
+    SAME = 2
+
 
 TOLERANCES: Final = {"float32": Tolerance(0.0, 1e-4), "float16": Tolerance(0.0, 1e-2)}
 """The tolerances of outputs without the absolute part: a tensor of small values has small scales."""
@@ -219,7 +226,7 @@ def find_same(
         return frozenset(), frozenset()
     models = [portable(model, context.spill) for model in (before, after)]
 
-    def measure(part: Sequence[Pair]) -> Iterator[tuple[Pair, int]]:
+    def measure(part: Sequence[Pair]) -> Iterator[tuple[Pair, Likeness]]:
         try:
             answers = context.proofs.ask(measure_same, before=models[0], after=models[1], pairs=part, draws=draws)
         except StepFailed:  # onnxruntime may refuse a value as an output, and says not which
@@ -230,22 +237,27 @@ def find_same(
         yield from zip(part, answers, strict=True)
 
     starts = range(0, len(pairs), AT_ONCE)
-    grades = {pair: grade for start in starts for pair, grade in measure(list(pairs[start : start + AT_ONCE]))}
-    same, parts = (frozenset(pair for pair, grade in grades.items() if grade == wanted) for wanted in (SAME, PART))
+    found = [entry for start in starts for entry in measure(list(pairs[start : start + AT_ONCE]))]
+    same, parts = (
+        frozenset(pair for pair, likeness in found if likeness is wanted) for wanted in (Likeness.SAME, Likeness.PART)
+    )
     return same, parts
 
 
 def measure_same(
     before: MappedModel, after: MappedModel, pairs: Sequence[Pair], draws: Sequence[Mapping[str, np.ndarray]]
-) -> list[int]:
+) -> list[Likeness]:
     """For each pair whether its tensors have the same values on all draws, or the second is a part of the first."""
     olds, news = zip(*pairs, strict=True)
     readers = _TensorReader(before, sorted(set(olds))), _TensorReader(after, sorted(set(news)))
-    grades = [SAME] * len(pairs)
+    found = [Likeness.SAME] * len(pairs)
     for feeds in draws:
         old, new = (reader.read(feeds) for reader in readers)
-        grades = [min(grade, _grade(old[name], new[heir])) for grade, (name, heir) in zip(grades, pairs, strict=True)]
-    return grades
+        found = [
+            min(likeness, _compare(old[first], new[second]))
+            for likeness, (first, second) in zip(found, pairs, strict=True)
+        ]
+    return found
 
 
 class _TensorReader:
@@ -265,17 +277,17 @@ class _TensorReader:
         return {**feeds, **self._session.run(feeds), **self._stored}
 
 
-def _grade(old: np.ndarray, new: np.ndarray) -> int:
+def _compare(old: np.ndarray, new: np.ndarray) -> Likeness:
     if old.dtype != new.dtype or not new.size or new.size > old.size:
-        return OTHER
+        return Likeness.OTHER
     olds, news = old.reshape(-1), new.reshape(-1)
     if new.size < old.size:  # bit by bit: many values are near to any other value
         is_part = new.size > 1 and bool(np.isin(news, olds).all())
-        return PART if is_part or _is_cut(old, new) else OTHER
+        return Likeness.PART if is_part or _is_cut(old, new) else Likeness.OTHER
     if compare(olds, news, TOLERANCES).ok:
-        return SAME
+        return Likeness.SAME
     is_moved = old.shape != new.shape and compare(np.sort(olds), np.sort(news), TOLERANCES).ok
-    return SAME if is_moved else OTHER
+    return Likeness.SAME if is_moved else Likeness.OTHER
 
 
 def _is_cut(old: np.ndarray, new: np.ndarray) -> bool:

@@ -90,6 +90,10 @@ class SoftmaxAttention:
     context: NodeProto
     scale: float
     mask: str
+    """The value that is added to the scaled scores; "" for none, `UNCLEAR` for several, or one that is scaled too."""
+
+
+UNCLEAR: Final = "?"
 
 
 def find_attentions(rewriter: Rewriter) -> Iterator[SoftmaxAttention]:
@@ -106,7 +110,7 @@ def find_attentions(rewriter: Rewriter) -> Iterator[SoftmaxAttention]:
                 data = [read for read in node.input[1:] if rewriter.constant(read) is None]
             elif node.op_type == "Add":
                 data = sorted(node.input, key=lambda read: not _leads_to_product(rewriter, read))[:1]
-                masks += [read if scale == 1.0 else "?" for read in node.input if read not in data]
+                masks += [read if scale == 1.0 else UNCLEAR for read in node.input if read not in data]
             else:
                 numbers = [number for read in node.input if (number := rewriter.scalar(read)) is not None]
                 data = [read for read in node.input if rewriter.scalar(read) is None]
@@ -116,8 +120,8 @@ def find_attentions(rewriter: Rewriter) -> Iterator[SoftmaxAttention]:
                 break
             name = data[0]
         if rewriter.producer(name, "MatMul") is not None:
-            mask = masks[0] if len(masks) == 1 else ""
-            yield SoftmaxAttention(name, softmax, contexts[0], scale, mask if len(masks) < 2 else "?")
+            mask = "".join(masks) if len(masks) < 2 else UNCLEAR
+            yield SoftmaxAttention(name, softmax, contexts[0], scale, mask)
 
 
 def why_no_attention(rewriter: Rewriter) -> str:
@@ -253,7 +257,7 @@ def _fuse(rewriter: Rewriter, attention: SoftmaxAttention) -> bool:
     query, key = product.input
     value, result = attention.context.input[1], attention.context.output[0]
     shapes = [rewriter.shape(name) for name in (query, key, value)]
-    if rewriter.opset < SINCE or attention.mask == "?" or any(shape is None or len(shape) != 4 for shape in shapes):
+    if rewriter.opset < SINCE or attention.mask == UNCLEAR or any(shape is None or len(shape) != 4 for shape in shapes):
         return False
     if rewriter.producer(attention.softmax.input[0], "Where") is not None:
         return False

@@ -161,9 +161,8 @@ def _key(config: RunConfig) -> str:
 
 def _check_paths(config: RunConfig) -> None:
     model = config.model
-    if config.checkpoint is not None and not is_hub_name(
-        config.checkpoint
-    ):  # the hub is asked when the model is loaded
+    # The hub is asked when the model is loaded.
+    if config.checkpoint is not None and not is_hub_name(config.checkpoint):
         locate_checkpoint(config.checkpoint)
     paths = [model.onnx]
     if model.transformers is not None and isinstance(model.transformers.config, str):

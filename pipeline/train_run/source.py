@@ -1,9 +1,10 @@
 """What a training starts from, and how its trained model becomes ONNX: one class for each kind of model.
 
-factory, transformers   a module of torch             the main job exports it
+key of `model`          what is trained                how it becomes ONNX
+factory, transformers   a module of torch              the main job exports it
 factory                 a `Model` by hand              the main job exports its Graph
-onnx                    a model whose weights train    the weights go back into it, then the main job
-any, quantized          its simulation of quantization the same, without passes: those came before
+onnx                    the weights of the file        they go back into it, then the main job
+any, with `quantized`   the simulated quantized model  as for onnx, without passes: those came before
 
 The section `train` says what else a training depends on: the loss, optimizer and schedule that it names.
 """

@@ -101,10 +101,10 @@ def trace_step(
         limits = [torch.ones((), dtype=torch.float64 if is_wide else torch.float32)] if clips != "none" else []
         recorded, decided_by = _record(step, stored, [*inputs, *limits], attributes)
     placeholders = [node for node in recorded.graph.nodes if node.op == "placeholder"]
-    value, norm, *others = _results(recorded)
+    value, norm, *results = _results(recorded)
     if value is None:
         raise Unsupported("torch recorded a loss that follows from no input; expected one that depends on the batch")
-    gradients, after = dict(zip(asked, others, strict=False)), dict(zip(stored, others[len(asked) :], strict=True))
+    gradients, after = dict(zip(asked, results, strict=False)), dict(zip(stored, results[len(asked) :], strict=True))
     by_name = dict(zip(stored, placeholders, strict=False))
     reached = {name: node for name, node in gradients.items() if node is not None}
     updates = {name: node for name, node in after.items() if node is not None and node is not by_name[name]}
@@ -153,28 +153,30 @@ def _refuse_what_torch_refuses(
 
 
 def _record(
-    step: StepFunction, stored: Mapping[str, torch.Tensor], others: Sequence[torch.Tensor], attributes: ModuleAttributes
+    step: StepFunction, stored: Mapping[str, torch.Tensor], feeds: Sequence[torch.Tensor], attributes: ModuleAttributes
 ) -> tuple[GraphModule, frozenset[str]]:
     """The recorded step, and the names of the stored tensors whose values Python branched on.
+
+    `feeds` are the tensors of the batch and, where gradients are clipped, their limit.
 
     What cannot be recorded as it is written is first made a graph by torch.export.
     """
     try:
-        return _record_twice(step, stored, others, attributes)
+        return _record_twice(step, stored, feeds, attributes)
     except Exception as error:  # torch has errors of many kinds
         if _is_final(error):
             raise
         failed = error
     attributes.put_back()
     if NO_DERIVATIVE.search(str(failed)):
-        place = _place_of_forward(step, stored, others)
+        place = _place_of_forward(step, stored, feeds)
         raise Unsupported(f"torch cannot differentiate the train step: {_describe(failed)}{place}") from failed
-    _refuse_what_torch_refuses(step, stored, others[: len(step.layout.names)])
+    _refuse_what_torch_refuses(step, stored, feeds[: len(step.layout.names)])
     tried = []
     for strict in (False, True):
         try:
-            exported = _export(step, others, strict=strict)
-            return _record_twice(replace(step, exported=exported), stored, others, attributes)
+            exported = _export(step, feeds, strict=strict)
+            return _record_twice(replace(step, exported=exported), stored, feeds, attributes)
         except Exception as error:
             if _is_final(error):
                 raise
@@ -188,7 +190,7 @@ def _record(
 
 
 def _record_twice(
-    step: StepFunction, stored: Mapping[str, torch.Tensor], others: Sequence[torch.Tensor], attributes: ModuleAttributes
+    step: StepFunction, stored: Mapping[str, torch.Tensor], feeds: Sequence[torch.Tensor], attributes: ModuleAttributes
 ) -> tuple[GraphModule, frozenset[str]]:
     """Record the step, and call forward and loss again.
 
@@ -199,7 +201,7 @@ def _record_twice(
     random = RandomGuard()
     try:
         log = CallLog(random)
-        recorded, known = _record_as_written(step, stored, others, log=log, name_of=attributes.name_of)
+        recorded, known = _record_as_written(step, stored, feeds, log=log, name_of=attributes.name_of)
         random.refuse_changes()
         _refuse_new_parameters(step)
         attributes.take_out(log.is_constant)
@@ -208,13 +210,13 @@ def _record_twice(
         # A branch that a random value takes may be the same the second time.
         for _ in range(8 if attributes.called_generator else 1):
             again = CallLog(random, log, attributes.name_of, lambda: attributes.left)
-            _call_again(step, stored, others, attributes.name_of, again)
+            _call_again(step, stored, feeds, attributes.name_of, again)
             attributes.take_out(again.is_constant)
             if again.are_remains_constant:
                 attributes.clear_caches()
         if attributes.took_out:  # a constant to which the second call writes is none
             with attributes.second_call(known.numbers_of):
-                _call_again(step, stored, others, attributes.name_of)
+                _call_again(step, stored, feeds, attributes.name_of)
     finally:
         random.put_back()
     return recorded, frozenset(known.decided_by)
@@ -228,12 +230,12 @@ def _refuse_new_parameters(step: StepFunction) -> None:
         )
 
 
-def _place_of_forward(step: StepFunction, stored: Mapping[str, torch.Tensor], others: Sequence[torch.Tensor]) -> str:
+def _place_of_forward(step: StepFunction, stored: Mapping[str, torch.Tensor], feeds: Sequence[torch.Tensor]) -> str:
     """The line of the call whose backward fails, in brackets: autograd's anomaly mode says it in a warning."""
     notes: list[str] = []
     with torch.autograd.set_detect_anomaly(True, check_nan=False):
         try:
-            _record_as_written(step, stored, others, notes=notes)
+            _record_as_written(step, stored, feeds, notes=notes)
         except Exception:
             frames = traceback.StackSummary.from_list(
                 [(path, int(line), "", None) for path, line in FRAME.findall("\n".join(notes))]
@@ -251,7 +253,7 @@ def _is_final(error: Exception) -> bool:
 def _record_as_written(
     step: StepFunction,
     stored: Mapping[str, torch.Tensor],
-    others: Sequence[torch.Tensor],
+    feeds: Sequence[torch.Tensor],
     *,
     notes: list[str] | None = None,
     log: CallLog | None = None,
@@ -262,7 +264,7 @@ def _record_as_written(
     with _recording(notes):
         function = _functional_step(step, stored, known, name_of, log)
         recorder = make_fx(function, tracing_mode="fake", record_stack_traces=True, _allow_non_fake_inputs=True)
-        recorded = recorder(*stored.values(), *others)
+        recorded = recorder(*stored.values(), *feeds)
     recorded.graph.eliminate_dead_code()
     recorded.recompile()
     return recorded, known
@@ -271,14 +273,14 @@ def _record_as_written(
 def _call_again(
     step: StepFunction,
     stored: Mapping[str, torch.Tensor],
-    others: Sequence[torch.Tensor],
+    feeds: Sequence[torch.Tensor],
     name_of: Callable[[object], str],
     log: CallLog | None = None,
 ) -> None:
     """Call forward and loss as in a recording, for `log` and for what is refused; without a graph it is fast."""
     function = _functional_step(replace(step, until_loss=True), stored, KnownValues(name_of), name_of, log)
     with _recording(None), FakeTensorMode(allow_non_fake_inputs=True) as fake:
-        function(*(fake.from_tensor(tensor, static_shapes=True) for tensor in (*stored.values(), *others)))
+        function(*(fake.from_tensor(tensor, static_shapes=True) for tensor in (*stored.values(), *feeds)))
 
 
 def _functional_step(
@@ -322,9 +324,9 @@ def _warnings_into(notes: list[str] | None) -> Iterator[None]:
                 notes += [str(warning.message) for warning in found]
 
 
-def _export(step: StepFunction, others: Sequence[torch.Tensor], *, strict: bool) -> nn.Module:
+def _export(step: StepFunction, feeds: Sequence[torch.Tensor], *, strict: bool) -> nn.Module:
     """The module as a graph of torch.export, with the same parameters and buffers."""
-    args, kwargs = step.layout.arguments(dict(zip(step.layout.names, others, strict=False)))
+    args, kwargs = step.layout.arguments(dict(zip(step.layout.names, feeds, strict=False)))
     from pipeline.export.call_watch import capture_output  # the room needs pydantic, and most recordings no export
 
     with capture_output():

@@ -27,12 +27,9 @@ from pipeline.argument_checks import a, expects
 from pipeline.errors import SourceError
 from pipeline.report.html.curves import LayerPlot, TrainingView, duration_text, layer_plot, training_view
 from pipeline.report.html.figures import Group, groups_of
-from pipeline.report.html.headline import (
-    Headline,
-    NameTable,
+from pipeline.report.html.headline import Headline, NameTable, headline_of, name_tables
+from pipeline.report.html.quantization import (
     QuantizationView,
-    headline_of,
-    name_tables,
     percent_text,
     quantization_view,
     ratio_text,

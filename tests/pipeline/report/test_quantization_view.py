@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.report import Mark
 from pipeline.report.html import page_of, render
-from pipeline.report.html.headline import quantization_view
+from pipeline.report.html.quantization import quantization_view
 from pipeline.report.model import Quantization, QuantizedLayer, QuantizedOutput, QuantizedStructure, QuantizedTensor
 from pipeline.stages.report import save_quantization, write_page
 from pipeline.workspace import Workspace
