@@ -102,8 +102,11 @@ CONFIG: Final = """name: int8
 model: {{onnx: {model}}}
 passes: {{recipe: []}}
 runtime: {{backends: [onnxruntime]}}
-quantsim: {{profile: ort-cpu, calibration: {{samples: 16}}, sensitivity: false}}
+quantsim: {{profile: ort-cpu, calibration: {{samples: 16, data: [{data}]}}, sensitivity: false}}
 """
+
+SAMPLES: Final = 16
+"""What both tools calibrate int8 on: the same arrays."""
 
 
 def files() -> dict[str, Path]:
@@ -149,7 +152,7 @@ def quantize_by_onnxruntime(model: str, out: str, shape_text: str) -> None:
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:
             (entry,) = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).get_inputs()
-            self.rows = iter([{entry.name: draw(entry, shape_text, seed)} for seed in range(16)])
+            self.rows = iter([{entry.name: draw(entry, shape_text, seed)} for seed in range(SAMPLES)])
 
         def get_next(self) -> dict[str, np.ndarray]:
             return next(self.rows, None)  # type: ignore[return-value] # as onnxruntime wants it
@@ -244,10 +247,15 @@ def compare_tools(chosen: Collection[str], browser: Browser | None) -> None:
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for name, model in files().items():
         simplified, config = folder / f"{name}.simplified.onnx", folder / f"{name}.yaml"
-        config.write_text(CONFIG.format(model=model))
+        entry, sizes = SHAPE[name].split("=")
+        samples = folder / f"{name}.samples"
+        samples.mkdir()
+        with_types = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).get_inputs()[0]
+        for seed in range(SAMPLES):
+            np.savez(samples / f"{seed:02}.npz", **{entry: draw(with_types, SHAPE[name], seed)})
+        config.write_text(CONFIG.format(model=model, data=samples))
         subprocess.run(["onnxline", "optimize", model, "-o", simplified, "--no-latency", "-q"], check=False)
         cut = next(node.output[0] for node in onnx.load(model).graph.node[20:] if node.op_type in ("Relu", "Add"))
-        entry, sizes = SHAPE[name].split("=")
         words = {
             "model": model, "simplified": simplified, "config": config, "cut": cut, "shape": SHAPE[name],
             "colon": f"{entry}:{sizes}", "poly": f"{entry}:[{sizes}]",

@@ -39,7 +39,10 @@ ANY_RUNTIME: Final = 10
 PLANNED_NODES: Final = 1000
 """The most nodes for which onnxruntime plans the reuse of memory. For each value it searches all free buffers, so the
 time to open a session is quadratic in the nodes: 12 s for 4,800, and 0.5 s without it. The noise of a chain of 40
-values takes 1.2 GB without it."""
+values takes 1.2 GB without it. Quantizers count twice, as they leave buffers of many types: for 834 nodes, 550 of them
+quantizers, it takes 0.18 s, and 0.02 s without it."""
+
+QUANTIZERS: Final = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 GIVEN: Final = "given"
 """The file name in initializers whose values are passed to the session by name."""
@@ -101,7 +104,8 @@ class Session:
             options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
             # Otherwise onnxruntime copies each DequantizeLinear that is read twice, and the copies run last.
             options.add_session_config_entry("session.disable_quant_qdq", "1")
-        options.enable_mem_reuse = len(proto.graph.node) <= PLANNED_NODES
+        searched = sum(2 if node.op_type in QUANTIZERS else 1 for node in proto.graph.node)
+        options.enable_mem_reuse = searched <= PLANNED_NODES
         options.add_session_config_entry("session.disable_prepacking", "1")
         # Idle threads that spin take the cores from the process that runs the passes.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnx import TensorProto, ValueInfoProto
+from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from passes.errors import ModelError
 from passes.graph.index import required_inputs
@@ -65,8 +65,9 @@ def _load(model: ModelConfig, weightless: bool, keep_mode: bool, loaded: LoadedM
     return make_from_factory(model, weightless=weightless, keep_mode=keep_mode)
 
 
-def read_onnx_file(text: str, model: ModelConfig) -> OnnxSource:
-    """Check that the file is complete, and make its input specs from its declarations and `model.inputs`.
+def read_onnx_file(text: str, model: ModelConfig, opened: ModelProto | None = None) -> OnnxSource:
+    """Check that the file is complete, and make its input specs from its declarations and `model.inputs`; `opened` is
+    the model in it, where somebody has read it.
 
     Raises:
         SourceError: the file is broken, its external data is missing, or a dim has neither size nor name.
@@ -74,7 +75,7 @@ def read_onnx_file(text: str, model: ModelConfig) -> OnnxSource:
     """
     path = locate(text)
     try:
-        proto = load_model(path)
+        proto = load_model(path) if opened is None else opened
     except ModelError as mistake:
         raise SourceError(str(mistake)) from mistake
     values = {value.name: value for value in required_inputs(proto.graph)}

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from passes.provenance.annotations import module_path_of
 from passes.structures import STRUCTURES
+from passes.structures.view import GraphView
 from passes.suggest import bytes_text, plural, shorten_lines
 from passes.visible import Table, TableResult, json_text, table_lines
 from passes.weights.detached import DetachedModel
@@ -238,9 +239,9 @@ def _layer_rows(
 
 def _structure_rows(model: DetachedModel, rows: Sequence[TensorRow]) -> Iterator[QuantizedStructure]:
     """A row for each structure whose result was measured; Q, K and V have rows of their own."""
-    known = {row.tensor: row for row in rows}
+    known, view = {row.tensor: row for row in rows}, GraphView(model)
     for kind, structure in STRUCTURES.items():
-        for instance in structure.find(model).instances:
+        for instance in structure.search(view).instances:
             if instance.core is None or instance.core.value not in known:
                 continue
             result = known[instance.core.value]

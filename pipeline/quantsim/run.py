@@ -8,7 +8,7 @@ from pathlib import Path
 
 from passes.custom_ops import declare_ops
 from passes.suggest import plural
-from passes.weights.detached import read_model
+from passes.weights.detached import DetachedModel, read_model
 from pipeline.argument_checks import FLAG, FUNCTION, NUMBER, PATH, a, expects
 from pipeline.config import QuantSimConfig, RunConfig
 from pipeline.errors import CheckFailed, UsageError
@@ -181,7 +181,7 @@ class QuantSim:
             return simulation.round_in_shards(before.model, samples)
         if settings.optimize:
             refuse_numpy_operators(model)
-        specs = _read_specs(before.model, config)
+        specs = _read_specs(before.model, config, model)
         sampler, source = before.sampler, config.model
         if sampler is not None and source.onnx is not None and not config.verify.inputs:
             sampler = enlarge(sampler, model, source.dims)
@@ -223,5 +223,5 @@ def _check_settings(config: RunConfig) -> None:
     optimizers_of(settings.optimize)
 
 
-def _read_specs(model: Path, config: RunConfig) -> tuple[InputSpec, ...]:
-    return read_onnx_file(str(model), section_of(model, config)).inputs
+def _read_specs(path: Path, config: RunConfig, opened: DetachedModel | None = None) -> tuple[InputSpec, ...]:
+    return read_onnx_file(str(path), section_of(path, config), None if opened is None else opened.proto).inputs

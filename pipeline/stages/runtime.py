@@ -303,6 +303,8 @@ def write_ir_alone(shapes: Shapes, workspace: Workspace, observer: Observer) -> 
 
 def find_trainable(path: Path, digests: frozenset[str], globs: Sequence[str]) -> frozenset[str]:
     """Names of the initializers that hold an `nn.Parameter`'s bytes, or that match the user's globs."""
+    if not digests and not globs:
+        return frozenset()
     model = read_model(path)
     return frozenset(
         tensor.name
