@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
+from onnx.inliner import inline_selected_functions
+from onnxruntime.capi.onnxruntime_pybind11_state import get_all_opkernel_def
 
 from passes.custom_ops.declarations import add_libraries, reference_ops
 from passes.errors import StepFailed, StepTimedOut
@@ -38,11 +40,16 @@ ANY_RUNTIME: Final = 10
 
 PLANNED_NODES: Final = 1000
 """The most nodes for which onnxruntime plans the reuse of memory. For each value it searches all free buffers, so the
-time to open a session is quadratic in the nodes: 12 s for 4,800, and 0.5 s without it. The noise of a chain of 40
-values takes 1.2 GB without it. Quantizers count twice, as they leave buffers of many types: for 834 nodes, 550 of them
-quantizers, it takes 0.18 s, and 0.02 s without it."""
+time to open a session is quadratic in the nodes: 12 s for 4,800, and 0.5 s without it. Quantizers count twice, as they
+leave buffers of many types: for 834 nodes, 550 of them quantizers, it takes 0.18 s, and 0.02 s without it. In the order
+of the graph few buffers are free at a time, and 14,000 nodes take 0.9 s with it and without."""
 
 QUANTIZERS: Final = frozenset({"QuantizeLinear", "DequantizeLinear"})
+
+HEAP_BYTES: Final = 32 * 2**20
+"""The largest value of a run in the order of the graph for which memory is planned. glibc has values up to this size in
+its heap, whose gaps grow without a plan: the noise of a chain of 120 values of 8 MiB takes 1.2 GB, and 70 MiB with it.
+A larger value is given back to the system as soon as it is dropped, and a plan would keep its buffer to the end."""
 
 GIVEN: Final = "given"
 """The file name in initializers whose values are passed to the session by name."""
@@ -85,6 +92,8 @@ class Session:
         taken = GraphIndex(proto.graph).outputs
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in extra_outputs if name not in taken)
         drop_unread(proto.graph)  # onnxruntime drops them itself and then fails to find the value passed for them
+        if in_order:
+            proto = expand_functions(proto)
         (_put_fixed_late if in_order else _put_fixed_first)(proto.graph)
         proto.ir_version = min(proto.ir_version, _ir_version_of(proto))
         known = initializers_of(proto.graph).keys() & weights.keys()
@@ -105,7 +114,8 @@ class Session:
             # Otherwise onnxruntime copies each DequantizeLinear that is read twice, and the copies run last.
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         searched = sum(2 if node.op_type in QUANTIZERS else 1 for node in proto.graph.node)
-        options.enable_mem_reuse = searched <= PLANNED_NODES
+        is_planned = _find_largest(proto.graph) <= HEAP_BYTES if in_order else searched <= PLANNED_NODES
+        options.enable_mem_reuse = is_planned
         options.add_session_config_entry("session.disable_prepacking", "1")
         # Idle threads that spin take the cores from the process that runs the passes.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -141,7 +151,7 @@ class Session:
         found = self._session.get_outputs() if self._evaluator is None and self._split is None else ()
         kinds = [(entry, entry.type.removeprefix("tensor(").removesuffix(")").upper()) for entry in found]
         return tuple(
-            onnx.helper.make_tensor_value_info(entry.name, TensorProto.DataType.Value(kind), entry.shape or None)
+            helper.make_tensor_value_info(entry.name, TensorProto.DataType.Value(kind), entry.shape or None)
             for entry, kind in kinds
             if kind in dict(TensorProto.DataType.items())
         )
@@ -229,12 +239,43 @@ def _put_fixed_first(graph: onnx.GraphProto) -> None:
     graph.node.sort(key=lambda node: not fixed.issuperset(node.output))
 
 
+def _find_largest(graph: onnx.GraphProto) -> int:
+    """The size in bytes of the largest value whose shape is known, of float32."""
+    shapes = ([dim.dim_value for dim in info.type.tensor_type.shape.dim] for info in graph.value_info)
+    return max((4 * math.prod(shape) for shape in shapes), default=0)
+
+
+def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Replace operators without a kernel by the nodes of their functions, which onnxruntime would run after all others.
+
+    An operator that reads a value of unknown type is left as it is: it costs memory, and no result depends on it.
+    """
+    kernels = {kernel.op_name for kernel in get_all_opkernel_def() if not kernel.domain}
+    functions = {node.op_type for node in proto.graph.node if not node.domain} - kernels
+    if not functions:
+        return proto
+    typed, names = onnx.shape_inference.infer_shapes(proto), [("", name) for name in sorted(functions)]
+    stored = typed.graph.initializer  # the inliner asks for their types, too
+    typed.graph.value_info.extend(
+        helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims) for tensor in stored
+    )
+    try:
+        expanded = inline_selected_functions(typed, names, inline_schema_functions=True)
+    except RuntimeError:
+        return proto
+    replace_entries(expanded.graph.value_info, proto.graph.value_info)
+    return expanded
+
+
 def _put_fixed_late(graph: onnx.GraphProto) -> None:
-    """Put nodes that depend on no input directly before the first node that reads them, for a run in this order."""
+    """For a run in this order: put nodes that depend on no input directly before the first node that reads them.
+
+    So is each DequantizeLinear, whose result is larger than what it reads.
+    """
     fixed, first, places = _fixed_values(graph), dict[str, int](), list[int]()
     for index in reversed(range(len(graph.node))):
         node, place = graph.node[index], index
-        if fixed.issuperset(node.output):
+        if fixed.issuperset(node.output) or node.op_type == "DequantizeLinear":
             place = min((first[name] for name in node.output if name in first), default=index)
         places.append(place)
         first |= {name: min(place, first.get(name, place)) for name in reads_of(node)}

@@ -20,6 +20,7 @@ from passes.graph.index import initializers_of, replace_entries
 from passes.graph.traversal import positions_of, reads_of, sort_nodes
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
+from passes.worker.platforms import return_free_memory
 from pipeline.quantsim.encodings import Encoding
 from pipeline.quantsim.qdq import drop_unread_nodes, find_fixed_values, insert_qdq, quantize_nodes
 from pipeline.quantsim.sites import Site
@@ -95,6 +96,7 @@ def measure_noise(
         return {}
     parts = PARTS if has_total else (SIGNAL, LOCAL)
     session = Session.of(_combine(model, encodings, tensors, tuned or model, parts), in_order=True)
+    return_free_memory()
     sums = {name: [0.0, 0.0, 0.0] for name in tensors}
     for done, feeds in enumerate(samples, 1):
         outputs = session.run(feeds)
@@ -109,6 +111,9 @@ SIGNAL: Final = "/signal"
 LOCAL: Final = "/local"
 TOTAL: Final = "/total"
 PARTS: Final = (SIGNAL, LOCAL, TOTAL)
+DIFFERENCE: Final = "/difference"
+
+STEP: Final = "/step"
 
 QUANTIZED: Final = "quantized/"
 """The prefix of the quantized model's names in the combined one."""
@@ -132,11 +137,14 @@ def _combine(
         values[LOCAL] = steps.add(tensors[name] if isinstance(tensors, Mapping) else [producers[name]])[name]
         _add_sum(graph, f"{name}{SIGNAL}", name)
         for part, value in ((part, values[part]) for part in parts if part in values):
-            graph.node.append(helper.make_node("Sub", [name, value], [f"{name}{part}/difference"]))
-            _add_sum(graph, f"{name}{part}", f"{name}{part}/difference")
+            graph.node.append(helper.make_node("Sub", [name, value], [f"{name}{part}{DIFFERENCE}"]))
+            _add_sum(graph, f"{name}{part}", f"{name}{part}{DIFFERENCE}")
     if TOTAL not in parts:
         drop_unread_nodes(graph)
     _sort_side_by_side(graph, model.proto.graph)
+    _declare_copies(graph, model.proto.graph)
+    for node in graph.node:
+        node.ClearField("metadata_props")  # three copies of where each node comes from may be larger than the graph
     return both
 
 
@@ -166,19 +174,50 @@ def _put_side_by_side(
     return both, QuantizedSteps(graph, encodings, constants, fixed, stems)
 
 
+def _declare_copies(both: onnx.GraphProto, model: onnx.GraphProto) -> None:
+    """Give a value of `model` and its copies the type that the value has there."""
+    known = {info.name: info for info in (*model.value_info, *model.output)}
+    for name in (name for node in both.node for name in node.output):
+        if info := known.get(name.removeprefix(QUANTIZED).rpartition(f"{STEP}/")[2]):
+            copy = both.value_info.add()
+            copy.CopyFrom(info)
+            copy.name = name
+
+
 def _sort_side_by_side(both: onnx.GraphProto, model: onnx.GraphProto) -> None:
-    """Put what is computed of a value of `model` next to the node that computes the value, so that it is soon freed."""
-    places = positions_of(model.node)
+    """Put what is computed of a value of `model` next to the node that computes the value, so that it is soon freed.
 
-    def place_of(node: NodeProto) -> int:
-        own = [places[name] for name in (name.removeprefix(QUANTIZED) for name in node.output) if name in places]
-        place = max(own or (places.get(name, -1) for name in reads_of(node)), default=-1)
+    At each place are the float value, the sums that read it, the nodes of the quantized model that read it, and the
+    steps alone that do. So what is rounded waits as integers for the float value after it.
+    """
+    own = positions_of(model.node)
+    known = dict(own)  # value → the position of the float value that it stands for, or is computed from
+    places: dict[str, int] = {}
+    rounded = {node.input[0] for node in both.node if node.op_type == "QuantizeLinear"}
+
+    def place_of(node: NodeProto) -> tuple[int, int]:
+        read = max((known.get(name, -1) for name in reads_of(node)), default=-1)
+        found = max((own.get(name.removeprefix(QUANTIZED), -1) for name in node.output), default=-1)
+        known.update(dict.fromkeys(node.output, found if found >= 0 else read))
+        place, rank = known[node.output[0]], ORDER["step"]
+        if any(name in own for name in node.output):
+            rank = ORDER["float"]
+        elif node.output[0].endswith((*PARTS, DIFFERENCE)):
+            rank = ORDER["sum"]
+        elif any(name.startswith(QUANTIZED) for name in node.output):
+            rank = ORDER["quantized"]
+            place = place if rounded.isdisjoint(node.output) else read
+        if node.op_type == "QuantizeLinear":
+            place = places.get(node.input[0], -1)
         places.update(dict.fromkeys(node.output, place))
-        return place
+        return place, rank
 
-    order = sorted(((place_of(node), index) for index, node in enumerate(both.node)))
-    replace_entries(both.node, [both.node[index] for _, index in order])
+    order = sorted((*place_of(node), index) for index, node in enumerate(both.node))
+    replace_entries(both.node, [both.node[index] for *_, index in order])
     sort_nodes(both)
+
+
+ORDER: Final = {kind: rank for rank, kind in enumerate(("float", "sum", "quantized", "step"))}
 
 
 class QuantizedSteps:
@@ -207,7 +246,7 @@ class QuantizedSteps:
 
     def add(self, nodes: Sequence[NodeProto]) -> dict[str, str]:
         """Add copies of `nodes` that read quantized float values; returns result → its quantized value."""
-        title = f"{_first_result(nodes[-1])}/step"
+        title = f"{_first_result(nodes[-1])}{STEP}"
         if title in self._added:
             return self._added[title]
         results = self._added[title] = {}

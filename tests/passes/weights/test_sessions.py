@@ -18,7 +18,7 @@ from onnx.parser import parse_model as parse
 from passes.errors import StepFailed, StepTimedOut
 from passes.weights.detached import detach, read_model
 from passes.weights.evaluator import open_evaluator
-from passes.weights.sessions import Session
+from passes.weights.sessions import Session, expand_functions
 from tests.support.onnx_models import model_of, square
 
 CHAIN = """
@@ -51,6 +51,23 @@ def test_a_weight_is_transposed_when_it_is_needed(tmp_path: Path) -> None:
     assert operators_run(model, tmp_path)[:3] == ["Transpose"] * 3, "then it needs no help any more"
     Session(model, {})
     assert operators_run(model, tmp_path) == ["Relu", *["Transpose", "MatMul"] * 3]
+
+
+FUNCTIONS = """g (float[2, 4, 8] x) => (float[2, 4, 8] y) {
+    n = GroupNormalization <num_groups = 2> (x, scale, bias)
+    y = HardSwish (n)
+}"""
+
+
+def test_functions_are_run_in_the_order_of_the_graph() -> None:
+    """GroupNormalization has a function for the types of what it reads, and HardSwish one for all."""
+    model = detach(model_of(FUNCTIONS, 21, scale=np.float32([1, 2, 3, 4]), bias=np.float32([0, 1, 0, 1])))
+    x = {"x": np.random.default_rng(0).standard_normal((2, 4, 8)).astype(np.float32)}
+    ordered = Session.of(model, in_order=True)
+    assert (ordered.run(x)["y"] == Session.of(model).run(x)["y"]).all()
+    assert {"GroupNormalization", "HardSwish"}.isdisjoint(
+        node.op_type for node in expand_functions(model.proto).graph.node
+    )
 
 
 def test_a_loop_without_an_end_is_stopped() -> None:
