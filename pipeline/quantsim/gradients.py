@@ -308,7 +308,8 @@ def find_gradient_nodes(
     forward: list[NodeProto] = []
     for node in graph.node:
         results = [*_carry_gradient(node, floats)]
-        depends = not reached.isdisjoint(reads_of(node)) and results
+        read = node.input[:1] if node.op_type == "CastLike" else reads_of(node)  # it takes only a type of the second
+        depends = not reached.isdisjoint(read) and results
         if depends or not computed_here.isdisjoint(node.output):
             forward.append(node)
         if depends:

@@ -178,6 +178,7 @@ CASTS: Mapping[str, str] = {
     "d = Cast <to = 11> (r) e = Add (d, d) c = Cast <to = 1> (e) y = MatMul (c, w)": "float",
     "d = Cast <to = 16> (r) c = Cast <to = 1> (d) y = MatMul (c, w)": "float",
     "d = Cast <to = 10> (r) c = Cast <to = 1> (d) y = MatMul (c, w)": "float",
+    "f = Cast <to = 11> (s) c = CastLike (f, r) q = Sqrt (c) h = Mul (r, q) y = MatMul (h, w)": "float",
     "h = MatMul (r, w) y = Cast <to = 11> (h)": "double",
     "h = MatMul (r, w) y = Cast <to = 10> (h)": "float16",
 }
@@ -188,7 +189,9 @@ CASTS: Mapping[str, str] = {
 def test_the_estimate_goes_through_casts_to_other_floats(text: str) -> None:
     draw = np.random.default_rng(0)
     v, w = (draw.standard_normal((32, 32)).astype(np.float32) for _ in range(2))
-    model = model_of(f"g (float[4, 32] x) => ({CASTS[text]}[4, 32] y) {{ r = MatMul (x, v) {text} }}", v=v, w=w)
+    model = model_of(
+        f"g (float[4, 32] x) => ({CASTS[text]}[4, 32] y) {{ r = MatMul (x, v) {text} }}", v=v, w=w, s=abs(v[:1])
+    )
     data = [{"x": draw.standard_normal((4, 32)).astype(np.float32)} for _ in range(4)]
     placement = place(model, [rule("tensor:[vw]", "int6"), rule("tensor:r", None, "uint4")])
     encodings = encode(placement, calibrate(model, placement, data), model)
