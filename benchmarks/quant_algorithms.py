@@ -1,6 +1,6 @@
 """Weights of 4 bits to the nearest, by GPTQ and by distillation, on two language models.
 
-    python -m benchmarks.quant_algorithms [--folder DIR] [--steps 700]
+    python -m benchmarks.quant_algorithms [--folder DIR] [--steps 700] [--models llama gpt] [--formats …] [--chains …]
 
 Activations are in float, and in 16 bits. The Llama is that of the case study, whose weights are random: judged by its
 logits over prompts and steps of decoding that no step has seen. A GPT of four layers is trained by `onnxline train` on
@@ -54,7 +54,15 @@ GPTQ: Final = {"gptq": {"act_order": True}}
 
 FITTED_SCALES: Final = {"gptq": {"act_order": True, "mse": True}}
 
-STEPS: Final = ((), ("gptq",), (GPTQ,), (FITTED_SCALES,))
+CHAINS: Final[dict[str, tuple[object, ...]]] = {
+    "nearest": (),
+    "gptq": ("gptq",),
+    "act-order": (GPTQ,),
+    "mse": (FITTED_SCALES,),
+    "distill": (GPTQ, "distill"),
+    "mse-distill": (FITTED_SCALES, "distill"),
+}
+"""What `--chains` chooses from; `distill` has as many iterations as its model needs."""
 
 
 def read_pages() -> tuple[torch.Tensor, torch.Tensor]:
@@ -193,17 +201,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "onnxline-algorithms")
     parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--models", nargs="*", choices=("llama", "gpt"), default=("llama", "gpt"))
+    parser.add_argument("--formats", nargs="*", default=FORMATS)
+    parser.add_argument("--chains", nargs="*", choices=CHAINS, default=tuple(CHAINS))
     chosen = parser.parse_args()
     chosen.folder.mkdir(parents=True, exist_ok=True)
     print(f"{machine()}; {versions_line()}\n\n| model | activations | weights | steps | held out | s |")
     print("| --- | --- | --- | --- | --- | --- |")
-    for subject in (load_llama(), train_gpt(chosen.folder, chosen.steps)):
+    subjects = {"llama": load_llama, "gpt": lambda: train_gpt(chosen.folder, chosen.steps)}
+    for subject in (subjects[name]() for name in chosen.models):
         output = subject.model.proto.graph.output[0].name
         session = Session.of(subject.model)
         expected = [session.run(sample)[output] for sample in subject.judged]
         distill = {"distill": {"iterations": subject.iterations}}
-        for weights in FORMATS:
-            for steps in (*STEPS, (GPTQ, distill), (FITTED_SCALES, distill)):
+        for weights in chosen.formats:
+            for chain in (CHAINS[name] for name in chosen.chains):
+                steps = tuple(distill if step == "distill" else step for step in chain)
                 begun = time.perf_counter()
                 rounded = round_weights(subject, weights, steps) if steps else Chosen()
                 seconds = time.perf_counter() - begun

@@ -156,6 +156,7 @@ def trials_of(settings: QuantSimConfig, installed: Collection[str]) -> tuple[Com
     found[4:4] = [  # next to GPTQ without options, whose time they take
         Combination("int4/channel", optimize=use_gptq(mse=True)),  # where it gains most
         Combination("uint4/block32", optimize=use_gptq(act_order=True)),
+        Combination("uint4/block32", optimize=use_gptq(act_order=True, mse=True)),  # best for normally drawn weights
     ]
     if ScaleEstimation.module in pythons:
         formats = ("uint4/block32", "int4/channel/asymmetric")  # it knows no symmetric ones
