@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,9 +15,9 @@ from onnx import NodeProto, TensorProto
 from passes.graph.formatting import format_type
 from passes.graph.index import GraphIndex, constant_of, copy_of
 from passes.graph.inference import dims_of
-from passes.graph.op_facts import CONVOLUTIONS, ONNX_DOMAINS, attribute_of, has_body, op_name
+from passes.graph.op_facts import CONVOLUTIONS, ONNX_DOMAINS, attribute_of, op_name
 from passes.graph.sizes import infer_at_sizes
-from passes.graph.traversal import every_graph, every_node, reads_of
+from passes.graph.traversal import bodies_in, every_graph, every_node, reads_of
 from passes.load import byte_count
 from passes.structures import STRUCTURES, structure_of
 from passes.structures.view import GraphView
@@ -30,9 +30,10 @@ from passes.weights.detached import DetachedModel, open_model
 class ModelFacts(TableResult):
     """What `inspect_model` finds. `sizes` are those that open dims are counted at; counts are for one run at them.
 
-    `macs` counts products and convolutions by operator; `uncounted` are operators without a rule, or whose shapes are
-    not known. `peak` are the bytes of all values that are alive at once, at most, in the order of the nodes; None where
-    a shape is not known. `tensors` and `activations` are the largest, name → type and bytes.
+    `macs` counts products and convolutions by operator: of an If those of the branch with more, and of operators in
+    `repeated`, such as Loop, those of one turn. `uncounted` are operators without a rule, or whose shapes are not
+    known. `peak` are the bytes of all values that are alive at once, at most, in the order of the nodes; None where a
+    shape is not known. `tensors` and `activations` are the largest, name → type and bytes.
     """
 
     inputs: Mapping[str, str]
@@ -48,6 +49,7 @@ class ModelFacts(TableResult):
     sizes: Mapping[str, int]
     macs: Mapping[str, int]
     uncounted: Sequence[str]
+    repeated: Sequence[str]
     peak: int | None
     tensors: Mapping[str, tuple[str, int]]
     activations: Mapping[str, tuple[str, int]]
@@ -61,6 +63,8 @@ class ModelFacts(TableResult):
         at = f" at {', '.join(f'{name}={size}' for name, size in self.sizes.items())}" if self.sizes else ""
         opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in self.opsets.items())
         macs = f"{sum(self.macs.values()):,}{at}"
+        if self.repeated:
+            macs += f", with one turn of each {', '.join(self.repeated)}"
         if self.uncounted:
             macs += f", without {', '.join(self.uncounted)}, which have no rule or no known shapes"
         yield Table(
@@ -125,8 +129,8 @@ def inspect_model(
 
         proto = with_input_shapes({name: ("inspect", shape) for name, shape in shapes.items()}, proto)
     proto, sizes = _with_sizes(proto)
-    types = GraphIndex(infer_at_sizes(proto)).types
-    index = GraphIndex(proto.graph)
+    inferred = GraphIndex(infer_at_sizes(proto))
+    types, index = inferred.types, GraphIndex(proto.graph)
     counter = _Counter(index, types)
     stored = [tensor for graph in every_graph(proto.graph) for tensor in _tensors_of(graph)]
     weights = {tensor.name: (_kind(tensor), _bytes(tensor.data_type, tensor.dims)) for tensor in stored}
@@ -140,7 +144,7 @@ def inspect_model(
     kinds.update(_dtype(types[name].type.tensor_type.elem_type) for name in made)
     view = GraphView(opened.without_functions())
     found = {kind: len(structure.search(view).instances) for kind in STRUCTURES if (structure := structure_of(kind))}
-    macs, uncounted = counter.macs()
+    products = count_products(inferred, types)
     return ModelFacts(
         inputs={name: format_type(info) for name, info in opened.index.required_inputs.items()},
         outputs={name: format_type(info) for name, info in opened.index.outputs.items()},
@@ -153,8 +157,9 @@ def inspect_model(
         parameter_bytes=sum(size for _, size in weights.values()),
         dtypes={dtype: count for dtype, count in kinds.most_common() if dtype},
         sizes=sizes,
-        macs=macs,
-        uncounted=uncounted,
+        macs=dict(products.macs.most_common()),
+        uncounted=tuple(products.uncounted),
+        repeated=tuple(products.repeated),
         peak=counter.peak(),
         tensors=_largest(weights),
         activations=_largest(values),
@@ -204,22 +209,11 @@ class _Counter:
         shape = self.shape(name)
         return None if shape is None else _bytes(self.types[name].type.tensor_type.elem_type, shape)
 
-    def macs(self) -> tuple[dict[str, int], tuple[str, ...]]:
-        """MACs by operator, and the operators of which some could not be counted."""
-        counts, unknown = Counter[str](), dict[str, None]()
-        for node in self.index.own:
-            count = self._macs_of(node)
-            if count is None:
-                unknown[op_name(node)] = None
-            elif count:
-                counts[op_name(node)] += count
-        return dict(counts.most_common()), tuple(unknown)
-
-    def _macs_of(self, node: NodeProto) -> int | None:
+    def macs_of(self, node: NodeProto) -> int | None:
         """0 for a node that is no product; None for one whose shapes are not known, or that has no rule here, as most
         operators of other domains."""
         kind = node.op_type
-        if kind in UNRULED or has_body(node):
+        if kind in UNRULED:
             return None
         operand = FACTOR.get(kind)
         if operand is None:
@@ -252,6 +246,41 @@ class _Counter:
             peak = max(peak, alive)
             alive -= freed.get(position, 0)
         return peak
+
+
+@dataclass(slots=True)
+class ProductCount:
+    """MACs by operator; the operators of which some could not be counted, and those whose body is counted once."""
+
+    macs: Counter[str] = field(default_factory=Counter)
+    uncounted: dict[str, None] = field(default_factory=dict)
+    repeated: dict[str, None] = field(default_factory=dict)
+
+
+def count_products(graph: GraphIndex, types: Mapping[str, onnx.ValueInfoProto]) -> ProductCount:
+    """Count the MACs of a graph and of the bodies in it.
+
+    Args:
+        graph: with inferred types, also those of values in bodies.
+        types: of its values, and of those around it.
+    """
+    found, counter = ProductCount(), _Counter(graph, types)
+    for node in graph.own:
+        bodies = [GraphIndex(body, outer=graph) for body in bodies_in(node)]
+        inner = [count_products(body, {**types, **body.types}) for body in bodies]
+        for count in inner:
+            found.uncounted |= count.uncounted
+            found.repeated |= count.repeated
+        largest = max((count.macs for count in inner), key=lambda macs: macs.total(), default=Counter[str]())
+        found.macs += largest
+        if largest and node.op_type != "If":
+            found.repeated[op_name(node)] = None
+        macs = counter.macs_of(node)
+        if macs is None:
+            found.uncounted[op_name(node)] = None
+        elif macs:
+            found.macs[op_name(node)] += macs
+    return found
 
 
 FACTOR: Final[Mapping[str, int]] = {

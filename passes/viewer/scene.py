@@ -10,7 +10,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto, TensorProto, ValueInfoProto
 
 from passes.graph.formatting import format_attribute, format_type
 from passes.graph.index import GraphIndex, constant_of
@@ -67,7 +67,7 @@ def scene_of(model: DetachedModel, title: str = "", *, errors: Mapping[str, floa
     """
     whole = model.without_functions()
     index = whole.index
-    types = {name: UNKNOWN.sub("?", format_type(info)) for name, info in types_of(whole.proto).items()}
+    types = {name: _shown_type(info) for name, info in types_of(whole.proto).items()}
     kinds = _structures_of(whole) if len(index.own) <= MOST_SEARCHED else {}
     bars = None if whole.unread() else _Histograms(whole)
     boxes: list[dict[str, Any]] = [
@@ -151,6 +151,10 @@ def _mark_ends(
             side["state"], side["twin"] = state, other["name"]
             if types[0] != types[1]:
                 side["was"] = f"{other['name']} {_type_of(other)}"
+
+
+def _shown_type(info: ValueInfoProto) -> str:
+    return UNKNOWN.sub("?", format_type(info)).replace("[]", " of unknown rank")
 
 
 def _type_of(end: Mapping[str, Any]) -> str:

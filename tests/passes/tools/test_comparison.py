@@ -176,6 +176,25 @@ def test_what_cannot_be_counted_is_said() -> None:
     assert "without Einsum" in str(facts)
 
 
+def test_products_in_bodies_are_counted() -> None:
+    """Of an If the branch with more, and of a Loop one turn."""
+    text = """
+    g (float[2, 3] x, bool p, int64 turns) => (float[2, 3] y, float[2, 3] z) {
+      y = If (p) <then_branch = t () => (float[2, 3] u) { u = MatMul (x, w) }, else_branch = e () => (float[2, 3] v) {
+        once = MatMul (x, w)
+        v = MatMul (once, w)
+      }>
+      z = Loop (turns, p, x) <body = b (int64 at, bool on, float[2, 3] s) => (bool off, float[2, 3] t) {
+        off = Identity (on)
+        t = MatMul (s, w)
+      }>
+    }"""
+    facts = inspect_model(model_of(text, w=np.ones((3, 3), np.float32)))
+    assert dict(facts.macs) == {"MatMul": 3 * 2 * 3 * 3}
+    assert (facts.repeated, facts.uncounted) == (("Loop",), ())
+    assert "54, with one turn of each Loop" in str(facts)
+
+
 def test_weights_in_constant_nodes_and_in_bodies_are_parameters() -> None:
     text = """
     g (float[2, 3] x, bool p) => (float[2, 3] y) {
@@ -188,7 +207,7 @@ def test_weights_in_constant_nodes_and_in_bodies_are_parameters() -> None:
     facts = inspect_model(model_of(text))
     assert (facts.parameters, facts.parameter_bytes) == (11, 44)
     assert dict(facts.macs) == {"MatMul": 18}
-    assert facts.uncounted == ("If",)
+    assert facts.uncounted == ()
     assert set(facts.activations) == {"a", "y"}
 
 
