@@ -53,7 +53,9 @@ MORE = {
     "still": np.zeros((2, 2, 8, 1), np.float32),
     "in_a_row": joined().ravel(),
     "with_ones": joined()[:, :, None],
+    "in_a_stack": joined()[None],
     "vector": matrix(32, 1, 7).ravel(),
+    "gains": matrix(1, 32, 9),
     "filters": matrix(32, 3, 8).reshape(32, 1, 3),
 }
 """Stored tensors of some cases; `still` are the offsets of a DeformConv that moves nothing."""
@@ -185,6 +187,11 @@ ELSEWHERE = {
         f"w = Squeeze (with_ones) {MERGED.replace('wqkv', 'w')} {OLD} " + each(BESIDE["cut off"]),
         "",
     ),
+    "an Einsum with a matrix that is stored with ones": (
+        f'qkv = Einsum <equation = "bsi,iox->bso"> (h, with_ones) {SPLIT} {OLD} ' + each(BESIDE["cut off"]),
+        "",
+    ),
+    "a stack of one matrix": (f"{MERGED.replace('wqkv', 'in_a_stack')} {OLD} {each(BESIDE['cut off'])}", ""),
     "Q and K alone": (
         f"{MERGED} {OLD} {each(BESIDE['cut off']).partition('v_b')[0]} v = Identity (vd)",
         "",
@@ -236,6 +243,10 @@ HARMLESS = {
         "q = Identity (h) k = Identity (h) v = Identity (h)",
         SPELLED,
     ),
+    "sizes after a product with another matrix": (
+        f"g = MatMul (h, wo) {APART} sizes = Shape (g) q = Reshape (qa, sizes) k = Identity (ka) v = Identity (va)",
+        "w = MatMul (flat, wo) y = Add (w, g)",
+    ),
     "Q in the branches of an If": (
         "c = Cast <to = 9> (one) q = If (c) <then_branch = t () => (float[2, 8, 32] a) { a = MatMul (h, wq) }, "
         "else_branch = e () => (float[2, 8, 32] b) { b = MatMul (h, wq) }> k = MatMul (h, wk) v = MatMul (h, wv)",
@@ -251,7 +262,7 @@ HARMLESS = {
         "",
     ),
     "a product with a vector, spelled as a sum": (
-        f"{APART} p = Mul (qa, vector) g = ReduceSum (p, last) q = Mul (qa, g) k = Identity (ka) v = Identity (va)",
+        f"{APART} p = Mul (qa, gains) g = ReduceSum (p, last) q = Mul (qa, g) k = Identity (ka) v = Identity (va)",
         "",
     ),
     "a norm after the attention": (
