@@ -3,8 +3,12 @@
     benchmarks/cuda/run.sh [--rows NAME,…] [--minutes 8] [--out FOLDER] [--dry]
 
 Writes FOLDER/results.json after each row, and FOLDER/rows.md, a table for benchmarks/RESULTS.md with the name of the
-card: two files, since some machines give back few. A row that this card has measured with these sources is not run
-again, and one that failed there comes after the others. A row that is ended keeps the figures that it had by then.
+card: two files, since some machines give back few. A row that this card has measured with these sources, by FOLDER or
+by benchmarks/cuda/results, is not run again, and one that failed there comes after the others. A row that is ended
+keeps the figures that it had by then.
+
+Most of a row's time is that of the peer's compiler. So while the checks run, torch.compile fills its caches for the
+rows that come, several at a time; what it measures meanwhile is deleted, since the rows are to measure it alone.
 """
 
 from __future__ import annotations
@@ -17,13 +21,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 FOLDER = Path(__file__).with_name("results")
@@ -37,9 +43,18 @@ ROW_EXIT_S = 10
 """Seconds that are left for a row to be worth a start."""
 
 CHECKS_S = 180
-"""Seconds after the begin of a run up to which checks have their turn; figures have the rest."""
+"""Seconds after the begin of a run up to which checks and warm-ups have their turn; figures have the rest."""
 
-CHECKS_AT_ONCE = 4
+WARM_UPS_S = 120
+"""Seconds after which no warm-up begins."""
+
+AT_ONCE = 6
+"""Checks and warm-ups at a time."""
+
+COMPILERS = 4
+"""Processes of torch.compile for each warm-up; torch itself would take one for each core."""
+
+CACHE = Path(tempfile.gettempdir()) / "onnxline-cuda-inductor"
 
 CARD_S = 40
 """Seconds for torch to name the card."""
@@ -55,9 +70,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=FOLDER)
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--warm", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(run_row(options.one, dry=options.dry)), flush=True)
+        threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
+        print(json.dumps(run_row(options.one, dry=options.dry, warms=options.warm)), flush=True)
         os._exit(0)  # what compilers have started may wait for ever at the end of Python
     begun = time.monotonic()
     from benchmarks.cuda.rows import ROWS  # which takes some of the minutes
@@ -67,7 +84,7 @@ def main() -> int:
         parser.error(f"no row {unknown[0]!r}; rows: {', '.join(ROWS)}")
     options.out.mkdir(parents=True, exist_ok=True)
     origin = {"card": DRY_CARD if options.dry else card_name(), "sources": digest_of_sources()}
-    results = read_results(options.out)
+    results = read_results(FOLDER) | read_results(options.out)
     statuses = {name: found["status"] for name, found in results.items() if origin.items() <= found.items()}
     measured = [name for name in wanted if statuses.get(name) == "ran"]
     print("".join(f"{name}: measured already\n" for name in measured), end="", flush=True)
@@ -75,18 +92,31 @@ def main() -> int:
     todo += [name for name in wanted if name in statuses and name not in measured]
     checks = [name for name in todo if name.startswith("check-")]
 
+    compiled = [name for name in todo if ROWS[name].is_compiled]
+
+    def left(until_s: float) -> float:
+        return (until_s if not options.dry else options.minutes * 60) - (time.monotonic() - begun)
+
     def start(name: str) -> tuple[str, dict[str, Any] | None]:
-        ends_s = options.minutes * 60
-        if name in checks and not options.dry:
-            ends_s = min(ends_s, CHECKS_S)
-        left = ends_s - (time.monotonic() - begun)
         limit_s = ROWS[name].limit_s * (DRY_LIMIT if options.dry else 1)
-        return name, start_row(name, min(limit_s, left), dry=options.dry) if left >= ROW_EXIT_S else None
+        limit_s = min(limit_s, left(options.minutes * 60), *([left(CHECKS_S)] if name in checks else []))
+        return name, start_row(name, limit_s, dry=options.dry) if limit_s >= ROW_EXIT_S else None
+
+    def warm_up(name: str) -> None:
+        if left(WARM_UPS_S) >= ROW_EXIT_S:
+            seconds = start_row(name, left(CHECKS_S), dry=options.dry, warms=True)["seconds"]
+            print(f"{name}: compiled in {seconds:.1f} s", flush=True)
 
     def start_all() -> Iterator[tuple[str, dict[str, Any] | None]]:
-        """Checks side by side, since nothing is measured there; figures one after the other."""
-        with ThreadPoolExecutor(CHECKS_AT_ONCE) as pool:
-            yield from (done.result() for done in as_completed([pool.submit(start, name) for name in checks]))
+        """Checks and warm-ups side by side, since nothing is measured there; figures one after the other."""
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            started = [pool.submit(start, name) for name in checks]
+            warmed = [pool.submit(warm_up, name) for name in compiled]
+            yield from (done.result() for done in as_completed(started))
+            for done in warmed:
+                done.result()
+        for found in CACHE.rglob("*.best_config"):
+            found.unlink()
         yield from (start(name) for name in todo if name not in checks)
 
     failed = 0
@@ -101,7 +131,14 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def run_row(name: str, *, dry: bool) -> dict[str, Any]:
+def end_with_parent(parent: int) -> None:
+    """End this process and all that it has started once its run is gone: the card is for others then."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.killpg(0, signal.SIGKILL)
+
+
+def run_row(name: str, *, dry: bool, warms: bool = False) -> dict[str, Any]:
     """In the process of the row: its figures, or the error that ended it."""
     from benchmarks.cuda.measure import Bench
     from benchmarks.cuda.rows import ROWS
@@ -109,7 +146,8 @@ def run_row(name: str, *, dry: bool) -> dict[str, Any]:
     begun = time.monotonic()
     found: dict[str, Any] = {"status": "ran"}
     try:
-        bench = Bench.open(dry=dry, show=lambda figures: print(json.dumps({"figures": plain(figures)}), flush=True))
+        show = lambda figures: print(json.dumps({"figures": plain(figures)}), flush=True)  # noqa: E731
+        bench = replace(Bench.open(dry=dry, show=show), warms=warms)
         found["figures"] = plain(ROWS[name].run(bench))
     except Exception as error:  # whatever it is, it is the result of the row
         trace = traceback.format_exc()[-4000:]
@@ -121,19 +159,34 @@ def plain(figures: Mapping[str, Any]) -> dict[str, Any]:
     return {key: asdict(value) if is_dataclass(value) else value for key, value in figures.items()}  # type: ignore[arg-type]
 
 
-def start_row(name: str, limit_s: float, *, dry: bool) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.cuda", "--one", name, *(["--dry"] if dry else [])]
-    return read_row(*run_for(command, limit_s), limit_s)
+def start_row(name: str, limit_s: float, *, dry: bool, warms: bool = False) -> dict[str, Any]:
+    """`warms`: only let the peer's compiler fill its caches."""
+    command = [sys.executable, "-m", "benchmarks.cuda", "--one", name, *["--dry"] * dry, *["--warm"] * warms]
+    variables = {"TORCHINDUCTOR_CACHE_DIR": str(CACHE)}
+    if warms:
+        variables["TORCHINDUCTOR_COMPILE_THREADS"] = str(COMPILERS)
+    return read_row(*run_for(command, limit_s, variables), limit_s)
 
 
-def run_for(command: Sequence[str], limit_s: float) -> tuple[int | None, str, str, float]:
+def run_for(
+    command: Sequence[str], limit_s: float, variables: Mapping[str, str] = MappingProxyType({})
+) -> tuple[int | None, str, str, float]:
     """Exit code (None after the limit), stdout, stderr and seconds of a command, of which no process lives on.
+
+    `variables` are added to those of the environment.
 
     It writes to files: a pipe stays open as long as a process of a compiler has it, whoever is ended.
     """
     begun = time.monotonic()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, stdout=out, stderr=errors, stdin=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            stdout=out,
+            stderr=errors,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, **variables},
+        )
         code: int | None = None
         try:
             code = process.wait(limit_s)

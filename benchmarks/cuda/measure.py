@@ -26,6 +26,8 @@ class Bench:
     device: Device
     show: Callable[[Mapping[str, Any]], None]
     """Takes the figures of a row that goes on."""
+    warms: bool = False
+    """Whether a row only lets the peers' compiler fill its caches, and measures nothing."""
 
     @classmethod
     def open(cls, *, dry: bool, show: Callable[[Mapping[str, Any]], None] = lambda _: None) -> Bench:
@@ -45,9 +47,9 @@ class Bench:
 
     def time(self, call: Callable[[], object], seconds: float = 1.5) -> Timing:
         """Medians over calls for about `seconds`, after some that are not counted."""
-        for _ in range(self.pick(5, 1)):
+        for _ in range(1 if self.warms else self.pick(5, 1)):
             call()
-        if self.dry:
+        if self.dry or self.warms:
             begun = time.perf_counter()
             call()
             spent = time.perf_counter() - begun

@@ -7,16 +7,18 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from benchmarks.cuda import __main__ as run_of_rows
 from benchmarks.cuda.__main__ import read_results, read_row, run_for, write_results
 from benchmarks.cuda.checks import CASES, CHECKS, check_operators, operator_case, operators
 from benchmarks.cuda.measure import Bench
-from benchmarks.cuda.rows import ROWS
+from benchmarks.cuda.rows import ROWS, read_sanitizer
 from pipeline.ir.graph import to_device
 from pipeline.lowering import with_kernels
 from pipeline.ops import KINDS, Kind
@@ -69,6 +71,80 @@ def test_a_row_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> N
     while stat.exists() and stat.read_text().split()[2] != "Z":  # a signal may take a while; nobody waits for a zombie
         assert time.monotonic() - begun < 300, "what the row has started runs on"
         time.sleep(0.01)
+
+
+def test_a_row_ends_with_the_run_that_started_it(tmp_path: Path) -> None:
+    """A run that is killed says nothing to its rows, which are in sessions of their own."""
+    started = tmp_path / "started"
+    row = (
+        "import os, threading, time\n"
+        "from benchmarks.cuda.__main__ import end_with_parent\n"
+        f"open({str(started)!r}, 'w').write(str(os.getpid()))\n"
+        "threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()\n"
+        "time.sleep(600)\n"
+    )
+    run = f"from benchmarks.cuda.__main__ import run_for\nimport sys\nrun_for([sys.executable, '-c', {row!r}], 600)"
+    process = subprocess.Popen([sys.executable, "-c", run], cwd=ROOT)
+    begun = time.monotonic()
+    while not (started.exists() and started.read_text()):
+        assert time.monotonic() - begun < 300
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    stat = Path("/proc", started.read_text(), "stat")
+    while stat.exists() and stat.read_text().split()[2] != "Z":
+        assert time.monotonic() - begun < 300, "the row runs on"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("name", ["forward-tiny", "train-mlp"])
+def test_a_warm_up_compiles_what_the_row_compares_with_and_measures_nothing_else(name: str) -> None:
+    figures = ROWS[name].run(replace(Bench.open(dry=True), warms=True))
+    assert list(figures) == ["reduce-overhead", "default"]
+    assert not [value for value in figures.values() if isinstance(value, str)]
+
+
+def test_what_rows_compile_is_compiled_before_and_measured_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Warm-ups share the card, so what they have measured to choose a kernel is forgotten."""
+    chosen, started = tmp_path / "cache" / "a" / "kernel.best_config", list[tuple[str, bool, bool]]()
+    chosen.parent.mkdir(parents=True)
+    chosen.touch()
+
+    def start_row(name: str, limit_s: float, *, dry: bool, warms: bool = False) -> dict[str, object]:
+        started.append((name, warms, chosen.exists()))
+        return {"status": "ran", "seconds": 0.0, "figures": {}}
+
+    monkeypatch.setattr(run_of_rows, "start_row", start_row)
+    monkeypatch.setattr(run_of_rows, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(sys, "argv", ["cuda", "--dry", "--rows", "kernels,train-mlp", "--out", str(tmp_path)])
+    assert run_of_rows.main() == 0
+    assert started == [("train-mlp", True, True), ("kernels", False, False), ("train-mlp", False, False)]
+    assert run_of_rows.main() == 0
+    assert len(started) == 3, "rows that are measured are not compiled again"
+
+
+def test_results_that_the_tree_has_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is lent begins with an empty folder for what it gives back."""
+    found = {"status": "ran", "card": run_of_rows.DRY_CARD, "sources": run_of_rows.digest_of_sources(), "goal": ""}
+    write_results(tmp_path, {"kernels": found})
+    monkeypatch.setattr(run_of_rows, "FOLDER", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["cuda", "--dry", "--rows", "kernels", "--out", str(tmp_path / "out")])
+    assert run_of_rows.main() == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "shows"),
+    [(0, "ERROR SUMMARY: 0 errors", "errors"), (1, "Device not supported", "skipped")],
+)
+def test_a_sanitizer_that_cannot_look_is_skipped_with_its_reason(code: int, said: str, shows: str) -> None:
+    assert list(read_sanitizer(code, said)) == [shows]
+
+
+def test_what_a_sanitizer_finds_fails_its_row() -> None:
+    with pytest.raises(AssertionError, match="3 errors"):
+        read_sanitizer(9, "Invalid __global__ write\nERROR SUMMARY: 3 errors")
 
 
 def test_a_row_that_ends_early_says_how() -> None:
