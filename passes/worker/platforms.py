@@ -229,8 +229,9 @@ def fork_process(
         return ForkedProcess(pid)
     code = 1
     try:
-        gc.freeze()  # what our owner has left is not finalized here
         os.setsid()
+        os.close(is_ready)
+        gc.freeze()  # what our owner has left is not finalized here
         os.environ.update(environment)
         _set_allocator(environment)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -240,7 +241,6 @@ def fork_process(
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
         sys.stdout, sys.stderr = (os.fdopen(stream, "w", errors="backslashreplace", closefd=False) for stream in (1, 2))
-        os.close(is_ready)
         _close_all_but(handles)
         work()
         code = 0
