@@ -2,13 +2,11 @@
 
 run.py         all parts of a source, one after the other, and what comes after them
 folder.py      the final models of all parts over one file of weights, with what applications read next to them
-own.py         the same folder of parts of one's own, each of which has a source
-own_chain.py   the proof of such parts together, by a function of the user's
+own.py         parts of one's own, each of which has a source: the same folder, and their chain
 first_call.py  the decoder after an encoder as optimum-onnx makes its first call
 genai.py       `genai_config.json`, by which onnxruntime-genai loads the folder
 seq2seq.py     a text of a decoder after an encoder
-hidden_rows.py rows before a cache that masks hide, by which a plan serves many lengths of it
-token_blocks.py  the same by tokens after the last one, where there is no such mask
+filling.py     rows before a cache that masks hide, or tokens after the last one, so that a plan serves many lengths
 generate.py    tokens by such a folder, on any backend
 chain.py       the proof that these tokens are those of torch's `generate`
 report.py      the report of all parts, as data and as a page

@@ -24,8 +24,7 @@ from pipeline.parts.folder import (
     where_to_load,
     write_models,
 )
-from pipeline.parts.own import write_own_parts
-from pipeline.parts.own_chain import prove_own_chain
+from pipeline.parts.own import prove_own_chain, write_own_parts
 from pipeline.parts.report import remove_quantized, write_parts_report
 from pipeline.parts.result import PartsResult
 from pipeline.parts.sessions import MODELS, backends_of

@@ -27,7 +27,7 @@ from passes.weights.detached import read_model
 from passes.weights.sessions import as_array, first_words
 from pipeline.config import RunConfig, RuntimeConfig
 from pipeline.errors import UsageError
-from pipeline.parts.hidden_rows import fill_up
+from pipeline.parts.filling import fill_up
 from pipeline.parts.slots import PAST_PREFIX, StateSlot, Step, state_slots
 from pipeline.verify.backends import BACKENDS, Feeds, OnnxFile
 

@@ -11,8 +11,8 @@ import pytest
 
 from pipeline.config import RuntimeConfig
 from pipeline.errors import OnnxlineError, UsageError
+from pipeline.parts.filling import ROWS, fill_up
 from pipeline.parts.generate import TextGenerator, continue_text, take_largest
-from pipeline.parts.hidden_rows import ROWS, fill_up
 from pipeline.parts.sessions import CarriedStates, PartCalls, PlannedStates, TextParts, TextReader
 from pipeline.parts.slots import Step, state_slots
 from pipeline.verify.backends import Feeds, OnnxFile, OnnxRuntime

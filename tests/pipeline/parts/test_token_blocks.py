@@ -9,11 +9,10 @@ import numpy as np
 import onnx
 import pytest
 
+from pipeline.parts.filling import TOKENS, fill_up
 from pipeline.parts.generate import continue_text, take_largest
-from pipeline.parts.hidden_rows import fill_up
 from pipeline.parts.sessions import CarriedStates, TextParts, TextReader
 from pipeline.parts.slots import Step
-from pipeline.parts.token_blocks import TOKENS
 from pipeline.verify.backends import Feeds, OnnxFile, OnnxRuntime
 from tests.support.onnx_text import parse_renamed
 
