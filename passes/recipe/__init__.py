@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["CLEANING", "DEFAULT_RECIPE", "EARLIER_RECIPES", "FIRST_FOR_TORCH", "TORCH_RECIPE"]
-
 CLEANING: Final = (
     *("drop-softmax-guard", "fold-shape", "canonical-gelu", "canonical-norm", "canonical-rope"),
     *("merge-layout", "fold-scale"),

@@ -6,25 +6,21 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from onnxscript.function_libs.torch_lib.ops.core import aten_scatter_reduce
-from onnxscript.onnx_opset import opset18
 
-op: Final[Any] = opset18
-"""Typed as Any: its annotations are for eager evaluation, and here it adds nodes to torch's graph."""
+from pipeline.export.onnx_nodes import op
 
 
 def translate_nonzero(self: Any) -> Any:
     """`aten.nonzero`: a scalar has no index, so that as many empty ones as it is true come of it."""
     if self.shape:
         return op.Transpose(op.NonZero(self), perm=[1, 0])
-    zero, one = op.Constant(value_ints=[0]), op.Constant(value_ints=[1])
-    return op.Slice(op.Transpose(op.NonZero(op.Reshape(self, one)), perm=[1, 0]), zero, zero, one)
+    return op.Slice(op.Transpose(op.NonZero(op.Reshape(self, [1])), perm=[1, 0]), [0], [0], [1])
 
 
 def translate_masked_select(self: Any, mask: Any) -> Any:
     """`aten.masked_select`: the elements in their order, after both were broadcast to one shape."""
-    flat = op.Constant(value_ints=[-1])
     values = op.Expand(self, op.Shape(mask))
-    return op.Compress(op.Reshape(values, flat), op.Reshape(op.Expand(mask, op.Shape(values)), flat), axis=0)
+    return op.Compress(op.Reshape(values, [-1]), op.Reshape(op.Expand(mask, op.Shape(values)), [-1]), axis=0)
 
 
 def translate_index_copy(self: Any, dim: int, index: Any, source: Any) -> Any:
@@ -43,7 +39,7 @@ def translate_index_reduce(
 def _as_elements(data: Any, dim: int, index: Any, source: Any) -> Any:
     """An index for each element of `source`, of an index for each of its rows along `dim`."""
     rank = len(data.shape)
-    column = op.Reshape(index, op.Constant(value_ints=[-1, *[1] * (rank - 1 - dim % rank)]))
+    column = op.Reshape(index, [-1, *[1] * (rank - 1 - dim % rank)])
     return op.Expand(column, op.Shape(source))
 
 
@@ -62,8 +58,7 @@ def translate_scatter_reduce(self: Any, dim: int, index: Any, src: Any, reduce: 
 
 def translate_put(self: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
     """`aten.put`: elements by their places in the flat tensor."""
-    flat = op.Constant(value_ints=[-1])
-    parts = [op.Reshape(part, flat) for part in (self, index, source)]
+    parts = [op.Reshape(part, [-1]) for part in (self, index, source)]
     return op.Reshape(op.ScatterElements(*parts, axis=0, reduction="add" if accumulate else "none"), op.Shape(self))
 
 

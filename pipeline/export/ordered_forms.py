@@ -11,19 +11,16 @@ from typing import Any, Final
 
 import numpy as np
 from onnxscript import ir
-from onnxscript.onnx_opset import opset18
 
-op: Final[Any] = opset18
-"""Typed as Any: its annotations are for eager evaluation, and here it adds nodes to torch's graph."""
+from pipeline.export.onnx_nodes import op
 
 
 def translate_kthvalue(self: Any, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
     """`aten.kthvalue`, the last of the k least elements: of equal elements the index may be another."""
-    last = op.Constant(value_ints=[-1])
-    count = op.Constant(value_ints=[k]) if isinstance(k, int) else op.Reshape(k, last)
+    count = [k] if isinstance(k, int) else op.Reshape(k, [-1])
     pair = op.TopK(self, count, axis=dim, largest=0)
-    pair = [op.Slice(part, last, op.Constant(value_ints=[2**62]), op.Constant(value_ints=[dim])) for part in pair]
-    values, indices = pair if keepdim else [op.Squeeze(part, op.Constant(value_ints=[dim])) for part in pair]
+    pair = [op.Slice(part, [-1], [2**62], [dim]) for part in pair]
+    values, indices = pair if keepdim else [op.Squeeze(part, [dim]) for part in pair]
     return values, indices
 
 
@@ -42,8 +39,7 @@ def translate_median(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, A
     """`aten.median.dim`: the lower one of two in the middle."""
     if isinstance(self.shape[dim], int):
         return translate_kthvalue(self, (self.shape[dim] + 1) // 2, dim, keepdim)
-    size = op.Add(_size_along(self, dim), op.Constant(value_ints=[1]))
-    return translate_kthvalue(self, op.Div(size, op.Constant(value_ints=[2])), dim, keepdim)
+    return translate_kthvalue(self, op.Div(op.Add(_size_along(self, dim), [1]), [2]), dim, keepdim)
 
 
 def _size_along(value: Any, dim: int) -> Any:
@@ -53,29 +49,29 @@ def _size_along(value: Any, dim: int) -> Any:
 
 def translate_median_of_all(self: Any) -> Any:
     """`aten.median`."""
-    half = op.Div(op.Add(op.Size(self), op.Constant(value_int=1)), op.Constant(value_int=2))
-    return translate_kthvalue(op.Reshape(self, op.Constant(value_ints=[-1])), half, 0)[0]
+    half = op.Div(op.Add(op.Size(self), 1), 2)
+    return translate_kthvalue(op.Reshape(self, [-1]), half, 0)[0]
 
 
 def translate_nanmedian(self: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
     """`aten.nanmedian.dim`: the lower one in the middle of the elements that are numbers; NaN where none is."""
     if not self.dtype.is_floating_point():
         return translate_median(self, dim, keepdim)
-    axis, one, is_nan = op.Constant(value_ints=[dim]), op.Constant(value_ints=[1]), op.IsNaN(self)
+    is_nan = op.IsNaN(self)
     ordered, places = op.TopK(
         op.Where(is_nan, _filler(self, math.inf), self), _size_along(self, dim), axis=dim, largest=0
     )
-    count = op.ReduceSum(op.Cast(op.Not(is_nan), to=ir.DataType.INT64.value), axis, keepdims=1)
-    middle = op.Div(op.Max(op.Sub(count, one), op.Constant(value_ints=[0])), op.Constant(value_ints=[2]))
-    value = op.Where(op.Less(count, one), _filler(self, math.nan), op.GatherElements(ordered, middle, axis=dim))
+    count = op.ReduceSum(op.Cast(op.Not(is_nan), to=ir.DataType.INT64.value), [dim], keepdims=1)
+    middle = op.Div(op.Max(op.Sub(count, [1]), op.Constant(value_ints=[0])), [2])
+    value = op.Where(op.Less(count, [1]), _filler(self, math.nan), op.GatherElements(ordered, middle, axis=dim))
     pair = [value, op.GatherElements(places, middle, axis=dim)]
-    values, indices = pair if keepdim else [op.Squeeze(part, axis) for part in pair]
+    values, indices = pair if keepdim else [op.Squeeze(part, [dim]) for part in pair]
     return values, indices
 
 
 def translate_nanmedian_of_all(self: Any) -> Any:
     """`aten.nanmedian`."""
-    flat = op.Reshape(self, op.Constant(value_ints=[-1]))
+    flat = op.Reshape(self, [-1])
     flat.shape, flat.dtype = ir.Shape([None]), self.dtype
     return translate_nanmedian(flat, 0)[0]
 
@@ -84,14 +80,13 @@ def translate_mode(self: Any, dim: int = -1, keepdim: bool = False) -> tuple[Any
     """`aten.mode`: the least of the most frequent elements, and its last place; each element is compared with all."""
     rank, integer = len(self.shape), ir.DataType.INT64.value
     dim %= rank
-    axis, across = op.Constant(value_ints=[dim]), op.Constant(value_ints=[dim + 1])
-    equal = op.Equal(op.Unsqueeze(self, across), op.Unsqueeze(self, axis))
-    counts = op.ReduceSum(op.Cast(equal, to=integer), across, keepdims=0)
-    is_chosen = op.Equal(counts, op.ReduceMax(counts, axis, keepdims=1))
-    value = op.ReduceMin(op.Where(is_chosen, self, _filler(self, math.inf)), axis, keepdims=1)
-    places = op.Where(op.Equal(self, value), _places_along(self, dim), op.Constant(value_ints=[-1]))
-    pair = [value, op.ReduceMax(places, axis, keepdims=1)]
-    values, indices = pair if keepdim else [op.Squeeze(part, axis) for part in pair]
+    equal = op.Equal(op.Unsqueeze(self, [dim + 1]), op.Unsqueeze(self, [dim]))
+    counts = op.ReduceSum(op.Cast(equal, to=integer), [dim + 1], keepdims=0)
+    is_chosen = op.Equal(counts, op.ReduceMax(counts, [dim], keepdims=1))
+    value = op.ReduceMin(op.Where(is_chosen, self, _filler(self, math.inf)), [dim], keepdims=1)
+    places = op.Where(op.Equal(self, value), _places_along(self, dim), [-1])
+    pair = [value, op.ReduceMax(places, [dim], keepdims=1)]
+    values, indices = pair if keepdim else [op.Squeeze(part, [dim]) for part in pair]
     return values, indices
 
 
@@ -106,19 +101,19 @@ def _filler(like: Any, number: float) -> Any:
 def _places_along(value: Any, dim: int) -> Any:
     """0, 1, 2, … along `dim`, of size 1 along the others."""
     dim %= len(value.shape)
-    size = op.Squeeze(_size_along(value, dim), op.Constant(value_ints=[0]))
-    places = op.Range(op.Constant(value_int=0), size, op.Constant(value_int=1))
-    return op.Reshape(places, op.Constant(value_ints=[-1 if at == dim else 1 for at in range(len(value.shape))]))
+    size = op.Squeeze(_size_along(value, dim), [0])
+    places = op.Range(0, size, 1)
+    return op.Reshape(places, [-1 if at == dim else 1 for at in range(len(value.shape))])
 
 
 def _scan(value: Any, dim: int, combine: Callable[..., Any], neutral: Any) -> Any:
     """`value` combined with all before it along `dim`: in each step with what is 1, 2, 4, … places before."""
-    size, axis = value.shape[dim], op.Constant(value_ints=[dim])
+    size = value.shape[dim]
     if not isinstance(size, int):
         raise NotImplementedError("a running product or extreme along an open dim has no form in ONNX; fix its size")
-    neutral = op.Squeeze(neutral, op.Constant(value_ints=[0]))
+    neutral = op.Squeeze(neutral, [0])
     for places in (2**step for step in range(max(size - 1, 0).bit_length())):
-        value = combine(value, op.Pad(value, op.Constant(value_ints=[places, -places]), neutral, axis))
+        value = combine(value, op.Pad(value, [places, -places], neutral, [dim]))
     return op.Identity(value)
 
 
@@ -137,9 +132,9 @@ def _translate_running_extreme(combine: Callable[..., Any], start: float) -> Cal
         is_new = op.Equal(self, values)
         if self.dtype.is_floating_point():
             is_new = op.Or(is_new, op.IsNaN(self))
-        places = op.Where(is_new, _places_along(self, dim), op.Constant(value_ints=[0]))
+        places = op.Where(is_new, _places_along(self, dim), [0])
         places.shape = self.shape
-        return values, _scan(places, dim, op.Max, op.Constant(value_ints=[0]))
+        return values, _scan(places, dim, op.Max, [0])
 
     return translate
 
@@ -153,12 +148,12 @@ def translate_searchsorted(
     )
     ordered = sorted_sequence if sorter is None else op.GatherElements(sorted_sequence, sorter, axis=-1)
     if not isinstance(self, int | float):
-        value = op.Unsqueeze(value, op.Constant(value_ints=[-1]))
+        value = op.Unsqueeze(value, [-1])
         rows = len(sorted_sequence.shape) > 1
-        ordered = op.Unsqueeze(ordered, op.Constant(value_ints=[-2])) if rows else ordered
+        ordered = op.Unsqueeze(ordered, [-2]) if rows else ordered
     is_after = op.Greater if right or side == "right" else op.GreaterOrEqual
     before = op.Cast(op.Not(is_after(ordered, value)), to=ir.DataType.INT64.value)  # so that NaN comes after all
-    count = op.ReduceSum(before, op.Constant(value_ints=[-1]), keepdims=0)
+    count = op.ReduceSum(before, [-1], keepdims=0)
     return op.Cast(count, to=ir.DataType.INT32.value) if out_int32 else count
 
 

@@ -14,10 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 from onnxscript import ir
-from onnxscript.onnx_opset import opset18
 
-op: Final[Any] = opset18
-"""Typed as Any: its annotations are for eager evaluation, and here it adds nodes to torch's graph."""
+from pipeline.export.onnx_nodes import constant, op
 
 
 def translate_solve_triangular(
@@ -34,16 +32,16 @@ def translate_solve_triangular(
     zero = op.Constant(value=ir.tensor(0.0, self.dtype))
     matrix, diagonal = self, None
     if not unitriangular:  # self is a diagonal matrix times one with ones on its diagonal
-        only = op.Where(_constant(np.eye(count, dtype=bool)), self, zero)
-        rows, columns = (op.ReduceSum(only, op.Constant(value_ints=[axis]), keepdims=1) for axis in (-1, -2))
+        only = op.Where(constant(np.eye(count, dtype=bool)), self, zero)
+        rows, columns = (op.ReduceSum(only, [axis], keepdims=1) for axis in (-1, -2))
         matrix, diagonal = op.Div(self, rows), rows if left else columns
-    inverse = op.CastLike(_constant(np.eye(count, dtype=np.float32)), self)
+    inverse = op.CastLike(constant(np.eye(count, dtype=np.float32)), self)
     places, size = np.arange(count), 1
     while size < count or size == 1:
         blocks, halves = places // (2 * size), places // size
         first, second = (halves[:, None], halves) if not upper else (halves, halves[:, None])
         chosen = (blocks[:, None] == blocks) & (first > second)
-        corner = op.Where(_constant(chosen), matrix, zero)
+        corner = op.Where(constant(chosen), matrix, zero)
         step = corner if size == 1 else op.MatMul(op.MatMul(inverse, corner), inverse)
         inverse, size = op.Sub(inverse, step), 2 * size
     if left:
@@ -54,7 +52,7 @@ def translate_solve_triangular(
 
 def translate_inverse(self: Any) -> Any:
     """`aten.linalg_inv`: of a singular matrix it is infinite or NaN."""
-    identity = op.CastLike(_constant(np.eye(_rows(self), dtype=np.float32)), self)
+    identity = op.CastLike(constant(np.eye(_rows(self), dtype=np.float32)), self)
     return _solve(self, op.Expand(identity, op.Shape(self)), _rows(self))
 
 
@@ -66,38 +64,36 @@ def translate_inverse_ex(self: Any, check_errors: bool = False) -> tuple[Any, An
 
 def translate_solve(self: Any, right: Any, *, left: bool = True) -> Any:
     """`aten.linalg_solve`: X of `self @ X = right`, or of `X @ self = right`, which may be vectors."""
-    last, rank = op.Constant(value_ints=[-1]), len(self.shape)
+    rank = len(self.shape)
     is_vector = len(right.shape) == 1 or list(right.shape) == list(self.shape)[:-1]
     if not is_vector and len(right.shape) != rank:
         raise NotImplementedError(
             f"a system of matrices of {rank} axes with {len(right.shape)} has no form: expand both"
         )
-    right = op.Unsqueeze(right, last) if is_vector else right
+    right = op.Unsqueeze(right, [-1]) if is_vector else right
     if left or is_vector:
         batch = op.Shape(self, end=-2)
         result = _solve(self, op.Expand(right, op.Concat(batch, op.Shape(right, start=-2), axis=0)), _rows(self))
-        return op.Squeeze(result, last) if is_vector else result
+        return op.Squeeze(result, [-1]) if is_vector else result
     return _transpose(_solve(_transpose(self, rank), _transpose(right, rank), _rows(self)), rank)
 
 
 def _solve(matrix: Any, right: Any, count: int) -> Any:
     """X of `matrix @ X = right`, by Gauss and Jordan: each round takes the largest element of a column as its pivot."""
-    rows, axis = op.Concat(matrix, right, axis=-1), op.Constant(value_ints=[-2])
+    rows = op.Concat(matrix, right, axis=-1)
     places = np.arange(count)[:, None]
     for at in range(count):
-        column = op.Slice(rows, *(op.Constant(value_ints=[end]) for end in (at, at + 1, -1)))
+        column = op.Slice(rows, [at], [at + 1], [-1])
         lowest = op.CastLike(op.Constant(value_float=-1.0), rows)
-        chosen = op.ArgMax(op.Where(_constant(places < at), lowest, op.Abs(column)), axis=-2, keepdims=1)
-        here, there = op.Constant(value_ints=[at]), op.Equal(_constant(places), chosen)
-        order = op.Where(_constant(places == at), chosen, op.Where(there, here, _constant(places)))
+        chosen = op.ArgMax(op.Where(constant(places < at), lowest, op.Abs(column)), axis=-2, keepdims=1)
+        there = op.Equal(constant(places), chosen)
+        order = op.Where(constant(places == at), chosen, op.Where(there, [at], constant(places)))
         rows = op.GatherElements(rows, op.Expand(order, op.Shape(rows)), axis=-2)
-        pivots = op.Slice(rows, here, op.Constant(value_ints=[at + 1]), axis)
-        column, pivot = (
-            op.Slice(part, *(op.Constant(value_ints=[end]) for end in (at, at + 1, -1))) for part in (rows, pivots)
-        )
+        pivots = op.Slice(rows, [at], [at + 1], [-2])
+        column, pivot = (op.Slice(part, [at], [at + 1], [-1]) for part in (rows, pivots))
         pivots = op.Div(pivots, pivot)
-        rows = op.Where(_constant(places == at), pivots, op.Sub(rows, op.Mul(column, pivots)))
-    return op.Slice(rows, *(op.Constant(value_ints=[end]) for end in (count, 2**62, -1)))
+        rows = op.Where(constant(places == at), pivots, op.Sub(rows, op.Mul(column, pivots)))
+    return op.Slice(rows, [count], [2**62], [-1])
 
 
 def translate_cholesky(self: Any, upper: bool = False) -> Any:
@@ -107,10 +103,9 @@ def translate_cholesky(self: Any, upper: bool = False) -> Any:
     zero = op.CastLike(op.Constant(value_float=0.0), self)
     columns = []
     for at in range(count):
-        ends = [op.Constant(value_ints=[end]) for end in (at, at + 1)]
-        column = op.Slice(rest, *ends, op.Constant(value_ints=[-1]))
-        root = op.Sqrt(op.Slice(column, *ends, op.Constant(value_ints=[-2])))
-        columns.append(op.Where(_constant(np.arange(count)[:, None] < at), zero, op.Div(column, root)))
+        column = op.Slice(rest, [at], [at + 1], [-1])
+        root = op.Sqrt(op.Slice(column, [at], [at + 1], [-2]))
+        columns.append(op.Where(constant(np.arange(count)[:, None] < at), zero, op.Div(column, root)))
         rest = op.Sub(rest, op.MatMul(columns[-1], _transpose(columns[-1], rank)))
     factor = op.Concat(*columns, axis=-1)
     return _transpose(factor, rank) if upper else factor
@@ -119,11 +114,11 @@ def translate_cholesky(self: Any, upper: bool = False) -> Any:
 def translate_slogdet(self: Any) -> tuple[Any, Any]:
     """`aten.linalg_slogdet`: sign and logarithm of the determinant, of rows whose largest element is 1: the determinant
     of the matrix itself may be too small or too large for its dtype."""
-    largest = op.ReduceMax(op.Abs(self), op.Constant(value_ints=[-1]), keepdims=1)
+    largest = op.ReduceMax(op.Abs(self), [-1], keepdims=1)
     zero, one = (op.CastLike(op.Constant(value_float=number), self) for number in (0.0, 1.0))
     sizes = op.Where(op.Equal(largest, zero), one, largest)
     determinant = op.Det(op.Div(self, sizes))
-    exponent = op.ReduceSum(op.Log(sizes), op.Constant(value_ints=[-2, -1]), keepdims=0)
+    exponent = op.ReduceSum(op.Log(sizes), [-2, -1], keepdims=0)
     return op.Sign(determinant), op.Add(op.Log(op.Abs(determinant)), exponent)
 
 
@@ -143,10 +138,6 @@ def _rows(matrix: Any) -> int:
 
 def _transpose(matrix: Any, rank: int) -> Any:
     return op.Transpose(matrix, perm=[*range(rank - 2), rank - 1, rank - 2])
-
-
-def _constant(array: np.ndarray) -> Any:
-    return op.Constant(value=ir.tensor(array))
 
 
 def translate_conv3d(

@@ -6,11 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-from onnxscript import ir
-from onnxscript.onnx_opset import opset18
 
-op: Final[Any] = opset18
-"""Typed as Any: its annotations are for eager evaluation, and here it adds nodes to torch's graph."""
+from pipeline.export.onnx_nodes import constant, op
 
 
 def translate_adaptive_max(self: Any, output_size: Sequence[int]) -> tuple[Any, Any]:
@@ -23,20 +20,19 @@ def translate_adaptive_max(self: Any, output_size: Sequence[int]) -> tuple[Any, 
     places = [_places(size, count) for size, count in zip(sizes, output_size, strict=True)]
     windows = self
     for axis, wanted in enumerate(places):  # each axis becomes two: windows, and the elements of a window
-        windows = op.Gather(windows, _constant(wanted), axis=first + 2 * axis)
+        windows = op.Gather(windows, constant(wanted), axis=first + 2 * axis)
     axes = [*range(first), *range(first, first + 2 * rank, 2), *range(first + 1, first + 2 * rank, 2)]
     flat = np.zeros([*output_size, *(wanted.shape[1] for wanted in places)], np.int64)
     for axis, (wanted, size) in enumerate(zip(places, sizes, strict=True)):
         shape = [1] * (2 * rank)
         shape[axis], shape[rank + axis] = wanted.shape
         flat = flat * size + wanted.reshape(shape)
-    last, leading = op.Constant(value_ints=[-1]), op.Shape(self, end=first)
-    joined = op.Concat(leading, op.Constant(value_ints=[*output_size, -1]), axis=0)
+    joined = op.Concat(op.Shape(self, end=first), op.Constant(value_ints=[*output_size, -1]), axis=0)
     windows = op.Reshape(op.Transpose(windows, perm=axes), joined)
     chosen = op.ArgMax(windows, axis=-1, keepdims=1)
-    flat = op.Expand(_constant(flat.reshape(*output_size, -1)), op.Shape(windows))
-    indices = op.Squeeze(op.GatherElements(flat, chosen, axis=-1), last)
-    return op.ReduceMax(windows, last, keepdims=0), indices
+    flat = op.Expand(constant(flat.reshape(*output_size, -1)), op.Shape(windows))
+    indices = op.Squeeze(op.GatherElements(flat, chosen, axis=-1), [-1])
+    return op.ReduceMax(windows, [-1], keepdims=0), indices
 
 
 def translate_adaptive_average(self: Any, output_size: Sequence[int]) -> Any:
@@ -49,7 +45,7 @@ def translate_adaptive_average(self: Any, output_size: Sequence[int]) -> Any:
             weights[begin:end, at] = 1 / (end - begin)
         swap = [*range(rank)]
         swap[axis], swap[-1] = swap[-1], swap[axis]
-        product_of_axis = op.MatMul(op.Transpose(self, perm=swap), op.CastLike(_constant(weights), self))
+        product_of_axis = op.MatMul(op.Transpose(self, perm=swap), op.CastLike(constant(weights), self))
         self = op.Transpose(product_of_axis, perm=swap)
     return self
 
@@ -73,10 +69,6 @@ def _places(size: int, count: int) -> np.ndarray:
     windows = _windows(size, count)
     most = max(end - begin for begin, end in windows)
     return np.array([[min(begin + step, end - 1) for step in range(most)] for begin, end in windows])
-
-
-def _constant(array: np.ndarray) -> Any:
-    return op.Constant(value=ir.tensor(array))
 
 
 POOLS: Final[Mapping[str, Callable[..., Any]]] = {

@@ -13,10 +13,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 from onnxscript import ir
-from onnxscript.onnx_opset import opset18
 
-op: Final[Any] = opset18
-"""Typed as Any: its annotations are for eager evaluation, and here it adds nodes to torch's graph."""
+from pipeline.export.onnx_nodes import double, op
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -61,22 +59,22 @@ def translate_copysign(self: Any, other: Any) -> Any:
 def translate_digamma(self: Any) -> Any:
     """`digamma`: the asymptotic series at 8 and above, the recurrence below, and the reflection below 1/2."""
     x = _double(self)
-    is_low = op.Less(x, _number(0.5))
-    z = op.Where(is_low, op.Sub(_number(1.0), x), x)
-    shift, steps = _number(0.0), 8
+    is_low = op.Less(x, double(0.5))
+    z = op.Where(is_low, op.Sub(double(1.0), x), x)
+    shift, steps = double(0.0), 8
     for step in range(steps):
-        shift = op.Add(shift, op.Reciprocal(op.Add(z, _number(float(step)))))
-    large = op.Add(z, _number(float(steps)))
-    square, series = op.Reciprocal(op.Mul(large, large)), _number(0.0)
+        shift = op.Add(shift, op.Reciprocal(op.Add(z, double(float(step)))))
+    large = op.Add(z, double(float(steps)))
+    square, series = op.Reciprocal(op.Mul(large, large)), double(0.0)
     for factor in reversed(DIGAMMA):
-        series = op.Mul(square, op.Add(_number(factor), series))
-    value = op.Sub(op.Sub(op.Log(large), op.Div(_number(0.5), large)), op.Add(series, shift))
+        series = op.Mul(square, op.Add(double(factor), series))
+    value = op.Sub(op.Sub(op.Log(large), op.Div(double(0.5), large)), op.Add(series, shift))
     fraction = op.Sub(x, op.Round(x))
-    angle = op.Mul(_number(math.pi), fraction)
-    reflected = op.Sub(value, op.Div(op.Mul(_number(math.pi), op.Cos(angle)), op.Sin(angle)))
-    is_pole = op.And(op.Less(x, _number(0.0)), op.Equal(fraction, _number(0.0)))
-    value = op.Where(is_low, op.Where(is_pole, _number(math.nan), reflected), value)
-    return op.CastLike(op.Where(op.Equal(x, _number(0.0)), op.Neg(op.Reciprocal(x)), value), self)
+    angle = op.Mul(double(math.pi), fraction)
+    reflected = op.Sub(value, op.Div(op.Mul(double(math.pi), op.Cos(angle)), op.Sin(angle)))
+    is_pole = op.And(op.Less(x, double(0.0)), op.Equal(fraction, double(0.0)))
+    value = op.Where(is_low, op.Where(is_pole, double(math.nan), reflected), value)
+    return op.CastLike(op.Where(op.Equal(x, double(0.0)), op.Neg(op.Reciprocal(x)), value), self)
 
 
 DIGAMMA: Final = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12, -3617 / 8160)
@@ -90,13 +88,13 @@ def _translate_bessel(own: Callable[..., torch.Tensor], is_odd: bool, is_scaled:
         x = _double(self)
         size = op.Abs(x)
         near = _interpolate(
-            lambda t: own(4 * (t + 1)), op.Sub(op.Div(op.Min(size, _number(8.0)), _number(4.0)), _number(1.0))
+            lambda t: own(4 * (t + 1)), op.Sub(op.Div(op.Min(size, double(8.0)), double(4.0)), double(1.0))
         )
-        far = op.Max(size, _number(8.0))
+        far = op.Max(size, double(8.0))
         of_inverse = _interpolate(
-            lambda t: own(16 / (t + 1)) * torch.sqrt(16 / (t + 1)), op.Sub(op.Div(_number(16.0), far), _number(1.0))
+            lambda t: own(16 / (t + 1)) * torch.sqrt(16 / (t + 1)), op.Sub(op.Div(double(16.0), far), double(1.0))
         )
-        value = op.Where(op.Less(size, _number(8.0)), near, op.Div(of_inverse, op.Sqrt(far)))
+        value = op.Where(op.Less(size, double(8.0)), near, op.Div(of_inverse, op.Sqrt(far)))
         value = value if is_scaled else op.Mul(value, op.Exp(size))
         return op.CastLike(op.Mul(value, op.Sign(x)) if is_odd else value, self)
 
@@ -106,25 +104,25 @@ def _translate_bessel(own: Callable[..., torch.Tensor], is_odd: bool, is_scaled:
 def translate_erfinv(self: Any) -> Any:
     """`erfinv` of float16 and float32 and, near ±1 with fewer digits, of float64."""
     x = _double(self)
-    rest = op.Mul(op.Sub(_number(1.0), x), op.Add(_number(1.0), x))
+    rest = op.Mul(op.Sub(double(1.0), x), op.Add(double(1.0), x))
     return op.CastLike(op.Mul(op.Sign(x), _inverse_of_tail(rest)), self)
 
 
 def translate_ndtri(self: Any) -> Any:
     """`special.ndtri`: √2 · erfinv(2p - 1), from 1 - (2p - 1)² = 4p(1 - p), which is exact for small p."""
     p = _double(self)
-    rest = op.Mul(op.Mul(_number(4.0), p), op.Sub(_number(1.0), p))
-    size = op.Mul(_number(math.sqrt(2)), _inverse_of_tail(rest))
-    return op.CastLike(op.Mul(op.Sign(op.Sub(p, _number(0.5))), size), self)
+    rest = op.Mul(op.Mul(double(4.0), p), op.Sub(double(1.0), p))
+    size = op.Mul(double(math.sqrt(2)), _inverse_of_tail(rest))
+    return op.CastLike(op.Mul(op.Sign(op.Sub(p, double(0.5))), size), self)
 
 
 def _inverse_of_tail(rest: Any) -> Any:
     """|erfinv(x)| from `rest` = 1 - x², by a function of the root of its logarithm."""
-    root = op.Sqrt(op.Max(op.Neg(op.Log(rest)), _number(0.0)))
-    half = _number(FARTHEST / 2)
-    value = _interpolate(_root_of_tail, op.Sub(op.Div(op.Min(root, _number(FARTHEST)), half), _number(1.0)), degree=40)
-    outside = op.Where(op.Equal(rest, _number(0.0)), _number(math.inf), _number(math.nan))
-    return op.Where(op.Greater(rest, _number(0.0)), op.Mul(value, root), outside)
+    root = op.Sqrt(op.Max(op.Neg(op.Log(rest)), double(0.0)))
+    half = double(FARTHEST / 2)
+    value = _interpolate(_root_of_tail, op.Sub(op.Div(op.Min(root, double(FARTHEST)), half), double(1.0)), degree=40)
+    outside = op.Where(op.Equal(rest, double(0.0)), double(math.inf), double(math.nan))
+    return op.Where(op.Greater(rest, double(0.0)), op.Mul(value, root), outside)
 
 
 def _root_of_tail(t: torch.Tensor) -> torch.Tensor:
@@ -150,19 +148,15 @@ def _interpolate(function: Callable[[torch.Tensor], torch.Tensor], t: Any, degre
         return function(torch.from_numpy(nodes)).numpy()
 
     first, *rest = np.polynomial.Chebyshev.interpolate(values, degree).coef
-    later, last = _number(0.0), _number(0.0)
-    twice = op.Mul(t, _number(2.0))
+    later, last = double(0.0), double(0.0)
+    twice = op.Mul(t, double(2.0))
     for factor in reversed(rest):
-        later, last = op.Add(op.Sub(op.Mul(twice, later), last), _number(factor)), later
-    return op.Add(op.Sub(op.Mul(t, later), last), _number(first))
+        later, last = op.Add(op.Sub(op.Mul(twice, later), last), double(factor)), later
+    return op.Add(op.Sub(op.Mul(t, later), last), double(first))
 
 
 def _double(value: Any) -> Any:
     return op.Cast(value, to=ir.DataType.DOUBLE.value)
-
-
-def _number(value: float) -> Any:
-    return op.Constant(value=ir.tensor(float(value), ir.DataType.DOUBLE))
 
 
 def translate_rrelu(

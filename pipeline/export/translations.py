@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from onnxscript import ir
 from onnxscript.function_libs.torch_lib.ops.nn import aten_avg_pool2d, aten_avg_pool3d
-from onnxscript.onnx_opset import opset18
 
 from pipeline.export.index_forms import INDEXED
+from pipeline.export.onnx_nodes import double, op
 from pipeline.export.ordered_forms import ORDERED
 from pipeline.export.own_forms import (
     translate_cholesky,
@@ -31,9 +31,6 @@ from pipeline.export.own_forms import (
 )
 from pipeline.export.pooling_forms import POOLS
 from pipeline.export.special_forms import SPECIAL
-
-op: Final[Any] = opset18
-"""Typed as Any: its annotations are for eager evaluation, and here it adds nodes to torch's graph."""
 
 
 def translate_grouped_mm(
@@ -53,10 +50,9 @@ def translate_grouped_mm(
             "2-D, by a stack of matrices, 3-D, whose count is a number"
         )
     ends = _split(op.Cast(offs, to=ir.DataType.INT64.value), groups)
-    first, axis = op.Constant(value_ints=[0]), op.Constant(value_ints=[0])
     products = []
-    for begin, end, matrix in zip([first, *ends[:-1]], ends, _split(mat_b, groups), strict=True):
-        products.append(op.MatMul(op.Slice(mat_a, begin, end, axis), op.Squeeze(matrix, axis)))
+    for begin, end, matrix in zip([[0], *ends[:-1]], ends, _split(mat_b, groups), strict=True):
+        products.append(op.MatMul(op.Slice(mat_a, begin, end, [0]), op.Squeeze(matrix, [0])))
     rows, width = op.Shape(mat_a, start=0, end=1), op.Shape(mat_b, start=2, end=3)
     zero = op.CastLike(op.Constant(value_floats=[0.0]), mat_a)
     rest = op.Expand(zero, op.Concat(op.Sub(rows, ends[-1]), width, axis=0))
@@ -80,7 +76,7 @@ def translate_squeeze(self: Any, dim: int | Sequence[int] | None = None) -> Any:
     dims = range(len(shape)) if dim is None else [dim] if isinstance(dim, int) else dim
     axes = sorted({axis % len(shape) for axis in dims}) if shape else []
     axes = [axis for axis in axes if shape[axis] == 1]
-    return op.Squeeze(self, op.Constant(value_ints=axes)) if axes else op.Identity(self)
+    return op.Squeeze(self, axes) if axes else op.Identity(self)
 
 
 def translate_copy(self: Any, src: Any, non_blocking: bool = False) -> Any:
@@ -122,8 +118,7 @@ def _translate_extreme(reduce: Callable[..., Any]) -> Callable[..., Any]:
 
     def translate(self: Any, dim: int | Sequence[int] = (), keepdim: bool = False) -> Any:
         dims = [dim] if isinstance(dim, int) else list(dim)
-        axes = [op.Constant(value_ints=dims)] if dims and self.shape else []
-        return reduce(self, *axes, keepdims=int(keepdim)) if self.shape else op.Identity(self)
+        return reduce(self, *([dims] if dims else []), keepdims=int(keepdim)) if self.shape else op.Identity(self)
 
     return translate
 
@@ -132,7 +127,7 @@ def translate_prod(self: Any, dim: int, keepdim: bool = False, dtype: int | None
     """`aten.prod.dim_int`: integers and bools are counted in int64."""
     kind = dtype if dtype not in (None, -1) else None if self.dtype.is_floating_point() else ir.DataType.INT64.value
     factors = self if kind is None else op.Cast(self, to=kind)
-    return op.ReduceProd(factors, op.Constant(value_ints=[dim]), keepdims=int(keepdim))
+    return op.ReduceProd(factors, [dim], keepdims=int(keepdim))
 
 
 def translate_atan2(self: Any, other: Any) -> Any:
@@ -151,47 +146,38 @@ def translate_unfold_backward(grad_in: Any, input_sizes: Any, dim: int, size: in
     rank = len(grad_in.shape) - 1
     axis = dim % rank
     whole = [*range(axis + 1), rank, *range(axis + 1, rank)]  # frames and places in a frame side by side
-    one = op.Constant(value_ints=[1])
-    frames = op.Range(
-        op.Constant(value_int=0), op.Squeeze(op.Shape(grad_in, start=axis, end=axis + 1)), op.Constant(value_int=1)
-    )
-    starts = op.Unsqueeze(op.Mul(frames, op.Constant(value_int=step)), one)
-    places = op.Reshape(op.Add(starts, op.Constant(value_ints=list(range(size)))), op.Constant(value_ints=[-1]))
+    frames = op.Range(0, op.Squeeze(op.Shape(grad_in, start=axis, end=axis + 1)), 1)
+    starts = op.Unsqueeze(op.Mul(frames, step), [1])
+    places = op.Reshape(op.Add(starts, list(range(size))), [-1])
     shape = [
         op.Shape(grad_in, start=0, end=axis),
         op.Constant(value_ints=[-1]),
         op.Shape(grad_in, start=axis + 1, end=rank),
     ]
     values = op.Reshape(op.Transpose(grad_in, perm=whole), op.Concat(*shape, axis=0), allowzero=1)
-    column = op.Reshape(places, op.Constant(value_ints=[-1, *[1] * (rank - 1 - axis)]))
+    column = op.Reshape(places, [-1, *[1] * (rank - 1 - axis)])
     sizes = input_sizes
     if isinstance(sizes, Sequence):
-        parts = [
-            op.Constant(value_ints=[part]) if isinstance(part, int) else op.Reshape(part, op.Constant(value_ints=[1]))
-            for part in sizes
-        ]
+        parts = [op.Constant(value_ints=[part]) if isinstance(part, int) else op.Reshape(part, [1]) for part in sizes]
         sizes = op.Concat(*parts, axis=0)
     zeros = op.Expand(op.CastLike(op.Constant(value_floats=[0.0]), grad_in), sizes)
     # torch takes the frames of a window for those of each signal of a batch
-    values = op.Expand(
-        values, op.Shape(op.Slice(zeros, op.Constant(value_ints=[0]), one, op.Constant(value_ints=[axis])))
-    )
+    values = op.Expand(values, op.Shape(op.Slice(zeros, [0], [1], [axis])))
     return op.ScatterElements(zeros, op.Expand(column, op.Shape(values)), values, axis=axis, reduction="add")
 
 
 def translate_cdist(x1: Any, x2: Any, p: float, compute_mode: int | None = None) -> Any:
     """`aten._cdist_forward`: the norm of each row's difference from each other row."""
     del compute_mode  # by products or by differences: the same, but for rounding
-    last = op.Constant(value_ints=[-1])
-    rows, others = (op.Unsqueeze(rows, op.Constant(value_ints=[at])) for rows, at in ((x1, -2), (x2, -3)))
+    rows, others = (op.Unsqueeze(rows, [at]) for rows, at in ((x1, -2), (x2, -3)))
     apart = op.Abs(op.Sub(rows, others))
     if p == 0:
         zero = op.CastLike(op.Constant(value_float=0.0), x1)
-        return op.ReduceSum(op.CastLike(op.Not(op.Equal(apart, zero)), x1), last, keepdims=0)
+        return op.ReduceSum(op.CastLike(op.Not(op.Equal(apart, zero)), x1), [-1], keepdims=0)
     if p in NORMS:
-        return NORMS[p](apart, last, keepdims=0)
+        return NORMS[p](apart, [-1], keepdims=0)
     power, root = (op.CastLike(op.Constant(value_float=exponent), x1) for exponent in (p, 1 / p))
-    return op.Pow(op.ReduceSum(op.Pow(apart, power), last, keepdims=0), root)
+    return op.Pow(op.ReduceSum(op.Pow(apart, power), [-1], keepdims=0), root)
 
 
 NORMS: Final[Mapping[float, Callable[..., Any]]] = {1: op.ReduceL1, 2: op.ReduceL2, math.inf: op.ReduceMax}
@@ -200,20 +186,17 @@ NORMS: Final[Mapping[float, Callable[..., Any]]] = {1: op.ReduceL1, 2: op.Reduce
 def translate_lgamma(self: Any) -> Any:
     """`aten.lgamma` by the series of Lanczos (g = 7, 9 terms: 15 digits) in float64, below 1/2 by its reflection."""
 
-    def number(value: float) -> Any:
-        return op.Constant(value=ir.tensor(value, ir.DataType.DOUBLE))
-
-    x, half, one = op.Cast(self, to=ir.DataType.DOUBLE.value), number(0.5), number(1.0)
+    x, half, one = op.Cast(self, to=ir.DataType.DOUBLE.value), double(0.5), double(1.0)
     is_low = op.Less(x, half)
     z = op.Sub(op.Where(is_low, op.Sub(one, x), x), one)
-    series = number(LANCZOS[0])
+    series = double(LANCZOS[0])
     for place, term in enumerate(LANCZOS[1:], 1):
-        series = op.Add(series, op.Div(number(term), op.Add(z, number(float(place)))))
-    shifted = op.Add(z, number(7.5))
+        series = op.Add(series, op.Div(double(term), op.Add(z, double(float(place)))))
+    shifted = op.Add(z, double(7.5))
     value = op.Sub(op.Mul(op.Add(z, half), op.Log(shifted)), shifted)
-    value = op.Add(op.Add(value, op.Log(series)), number(math.log(2 * math.pi) / 2))
-    sine = op.Abs(op.Sin(op.Mul(number(math.pi), op.Sub(x, op.Floor(x)))))
-    reflected = op.Sub(op.Sub(number(math.log(math.pi)), op.Log(sine)), value)
+    value = op.Add(op.Add(value, op.Log(series)), double(math.log(2 * math.pi) / 2))
+    sine = op.Abs(op.Sin(op.Mul(double(math.pi), op.Sub(x, op.Floor(x)))))
+    reflected = op.Sub(op.Sub(double(math.log(math.pi)), op.Log(sine)), value)
     value = op.Where(is_low, reflected, value)
     return op.CastLike(op.Where(op.IsInf(x), op.Abs(x), value), self)
 
@@ -246,10 +229,7 @@ def _translate_log_of_sum(base: float) -> Callable[..., Any]:
     """`aten.logaddexp` or `aten.logaddexp2`: torch's own form overflows for a power that has no float."""
 
     def translate(self: Any, other: Any) -> Any:
-        scale, log_of_two = (
-            op.CastLike(op.Constant(value=ir.tensor(math.log(number), ir.DataType.DOUBLE)), self)
-            for number in (base, 2.0)
-        )
+        scale, log_of_two = (op.CastLike(double(math.log(number)), self) for number in (base, 2.0))
         rest = _softplus(op.Neg(op.Mul(op.Abs(op.Sub(self, other)), scale)))
         rest = op.Where(op.Equal(self, other), log_of_two, rest)
         return op.Add(op.Max(self, other), op.Div(rest, scale))
@@ -263,16 +243,13 @@ def translate_erfcx(self: Any) -> Any:
     torch's own form multiplies infinity by 0 for x of 10 and more.
     """
 
-    def number(value: Any) -> Any:
-        return op.Constant(value=ir.tensor(value, ir.DataType.DOUBLE))
-
     x = op.Cast(self, to=ir.DataType.DOUBLE.value)
-    size, two = op.Abs(x), number(2.0)
+    size, two = op.Abs(x), double(2.0)
     t = op.Div(two, op.Add(size, two))
-    powers = op.Pow(op.Unsqueeze(op.Sub(op.Mul(t, two), number(1.0)), op.Constant(value_ints=[-1])), number(POWERS))
-    value = op.Mul(t, op.Exp(op.MatMul(powers, number(np.polynomial.chebyshev.cheb2poly(ERFCX)))))
+    powers = op.Pow(op.Unsqueeze(op.Sub(op.Mul(t, two), double(1.0)), [-1]), double(POWERS))
+    value = op.Mul(t, op.Exp(op.MatMul(powers, double(np.polynomial.chebyshev.cheb2poly(ERFCX)))))
     mirrored = op.Sub(op.Mul(two, op.Exp(op.Mul(x, x))), value)
-    return op.CastLike(op.Where(op.Less(x, number(0.0)), mirrored, value), self)
+    return op.CastLike(op.Where(op.Less(x, double(0.0)), mirrored, value), self)
 
 
 ERFCX: Final = (

@@ -31,8 +31,6 @@ from pipeline.lowering.fusion.pointwise import (
 from pipeline.lowering.fusion.rows import fuse_rows
 from pipeline.ops.aten import AS_STRIDED
 
-__all__ = ["CPU_FUSIONS", "CUDA_FUSIONS", "FUSIONS", "NATIVE_TRAIN_PASSES", "TRAIN_PASSES", "fuse", "fuse_train_step"]
-
 FUSIONS: Mapping[str, Callable[[Graph], Graph]] = {
     "select": select_constant_indices,
     "compounds": join_compounds,
