@@ -137,13 +137,18 @@ def output_tensors(result: Any) -> dict[str, torch.Tensor]:
     """Flat name → tensor. `None` is dropped, as the exporter drops it; a bare tensor is called `output`.
 
     Raises:
-        Unsupported: there is a leaf that is no tensor.
+        Unsupported: there is a leaf that is no tensor, or one of complex numbers.
     """
     kept = [(".".join(path), leaf) for path, leaf in leaves_with_path(result) if leaf is not None]
     for name, leaf in kept:
         place = repr(name) if name else "the top"
         if isinstance(leaf, torch.Tensor) and (other := not_dense(leaf)):
             raise Unsupported(f"the model's output at {place}: found {other}")
+        if isinstance(leaf, torch.Tensor) and leaf.is_complex():
+            raise Unsupported(
+                f"the model's output at {place}: found {leaf.dtype}, and a graph of ONNX gives no complex "
+                "numbers; return their parts (torch.view_as_real)"
+            )
         if not isinstance(leaf, torch.Tensor):
             kind = type(leaf).__name__
             known = f", or call torch.export.register_dataclass({kind}) once before" if is_dataclass(leaf) else ""

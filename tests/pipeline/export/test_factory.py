@@ -277,6 +277,13 @@ def test_an_output_that_is_no_tensor_is_unsupported(factory: Factory) -> None:
         load_source(factory(code, inputs={"x": {"shape": [2]}}))
 
 
+def test_complex_outputs_are_unsupported(factory: Factory) -> None:
+    code = "class Net(nn.Module):\n    def forward(self, x):\n        return x, torch.fft.fft(x)\n\nmake = Net\n"
+    message = "the model's output at '1': found torch.complex64, and a graph of ONNX gives no complex numbers; return"
+    with pytest.raises(Unsupported, match=message):
+        load_source(factory(code, inputs={"x": {"shape": [2]}}))
+
+
 def test_dims_that_no_input_has_are_a_mistake(factory: Factory) -> None:
     config = factory(LINEAR, inputs={"input": {"shape": ["batch", 4]}}, dims={"bach": [2]})
     with pytest.raises(Exception, match="no input has a dim named 'bach'; the named dims are: batch"):
