@@ -17,6 +17,7 @@ from pipeline.config import DTYPES, InputConfig, ModelConfig
 from pipeline.errors import OnnxlineError, SourceError, Unsupported
 from pipeline.export.call_watch import TensorBefore, Watch, capture_output, watch_call
 from pipeline.export.checkpoint import is_weightless, take_buffers
+from pipeline.export.reference import switch_to_eval
 from pipeline.export.source import (
     Example,
     InputSpec,
@@ -89,7 +90,7 @@ def assemble(
     """
     put_to_eval = () if keep_mode else tuple(mode_dependent_modules(module))
     if not keep_mode:
-        module.eval()
+        switch_to_eval(module)
     register_caches(module)
     buffers = take_buffers(module) if is_weightless(module) else {}
     if example is None:

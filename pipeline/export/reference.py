@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -19,6 +20,15 @@ from pipeline.runtime.tensors import to_numpy, to_torch
 
 SEED = 0
 """Seed of each run, so that a module draws the same numbers in each; the user's generator is left alone."""
+
+
+def switch_to_eval(module: nn.Module) -> None:
+    """Put a module into eval mode, in place. What torch.export made refuses the call, and stays as it was traced."""
+    try:
+        module.eval()
+    except NotImplementedError:
+        for part in module.modules():
+            part.training = False
 
 
 def run_torch(source: TorchSource, feeds: Mapping[str, np.ndarray | torch.Tensor]) -> dict[str, np.ndarray]:
@@ -48,7 +58,7 @@ def run_torch(source: TorchSource, feeds: Mapping[str, np.ndarray | torch.Tensor
         value = feeds[spec.name]
         tensors[name] = value if isinstance(value, torch.Tensor) else to_torch(value)
     example = refill(source.module, source.example, tensors)
-    source.module.eval()
+    switch_to_eval(source.module)
     try:
         with capture_output(), torch.random.fork_rng(devices=[]), with_state(source, tensors), torch.no_grad():
             torch.manual_seed(SEED)

@@ -277,6 +277,18 @@ def test_an_output_that_is_no_tensor_is_unsupported(factory: Factory) -> None:
         load_source(factory(code, inputs={"x": {"shape": [2]}}))
 
 
+def test_what_torch_export_made_is_a_module(factory: Factory) -> None:
+    """It refuses .eval(), alone and inside of another module."""
+    code = """
+def make():
+    program = torch.export.export(nn.Linear(4, 4), (torch.ones(2, 4),))
+    return nn.Sequential(nn.Dropout(), program.module(), nn.Dropout()), (torch.ones(2, 4),)
+"""
+    source = load(factory(code))
+    x = torch.ones(2, 4)
+    assert torch.equal(torch.from_numpy(run_torch(source, {"input": x})["output"]), source.module(x))
+
+
 def test_complex_outputs_are_unsupported(factory: Factory) -> None:
     code = "class Net(nn.Module):\n    def forward(self, x):\n        return x, torch.fft.fft(x)\n\nmake = Net\n"
     message = "the model's output at '1': found torch.complex64, and a graph of ONNX gives no complex numbers; return"
