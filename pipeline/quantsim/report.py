@@ -25,7 +25,14 @@ from pipeline.quantsim.simulation import DeviceLike, OutputNoise
 from pipeline.quantsim.suggest import Suggestion, suggestion_text
 from pipeline.quantsim.weight_sizes import weight_bytes
 from pipeline.report import Report
-from pipeline.report.model import Quantization, QuantizedLayer, QuantizedOutput, QuantizedStructure, QuantizedTensor
+from pipeline.report.model import (
+    Quantization,
+    QuantizationFindings,
+    QuantizedLayer,
+    QuantizedOutput,
+    QuantizedStructure,
+    QuantizedTensor,
+)
 
 FORMAT_VERSION: Final = 2
 """Version of `quantsim.json`; in version 1 a ratio of null was infinite, with either sign."""
@@ -47,36 +54,21 @@ class FloatTensor:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class QuantSimReport:
-    """`rows`: worst first, by the noise of the step alone; `layers` by what they do to the outputs.
-
-    not_estimated: why there are no `layers`; empty where there are some.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantSimReport(QuantizationFindings):
+    """What a simulation found. `rows`: worst first, by the noise of the step alone."""
 
     rules: tuple[RuleMatches, ...]
     rows: tuple[TensorRow, ...]
-    structures: tuple[QuantizedStructure, ...]
-    layers: tuple[QuantizedLayer, ...]
-    not_estimated: str
     left_in_float: tuple[FloatTensor, ...]
     outputs: Mapping[str, OutputNoise]
     device_like: DeviceLike | None
-    weight_bytes: int
-    quantized_weight_bytes: int
-    tensors: int
-    quantized_tensors: int
-    not_measured: str = ""
-    """Why there is no noise at all, only placement and sizes; empty where there is."""
     suggestion: Suggestion | None = None
     metric: MetricResult | None = None
     costs: LayerCosts | None = None
     """What each layer costs the metric, where that was asked for."""
     optimized: tuple[OptimizedStep, ...] = ()
     """A row for each step of `quantsim.optimize`, in order."""
-    notes: tuple[str, ...] = ()
-    """Where a format is coarser than its rule says, and why; each bias that its format does not hold; steps of the
-    preparation that did not stand, and backends that fell short."""
 
 
 @dataclass(frozen=True)
@@ -160,29 +152,25 @@ def make_placement_report(
 def page_data(report: QuantSimReport) -> Quantization:
     """What the page shows of the report."""
     devices = report.device_like.outputs if report.device_like else {}
-    in_order = sorted(report.rows, key=lambda row: row.place)
+    notes = [
+        report.metric,
+        *report.optimized,
+        *report.notes,
+        *(report.device_like.notes() if report.device_like else ()),
+    ]
+    shared = {field.name: getattr(report, field.name) for field in dataclasses.fields(QuantizationFindings)}
+    shared |= {
+        "rows": tuple(sorted(report.rows, key=lambda row: row.place)),
+        "notes": tuple(str(note) for note in notes if note),
+    }
     return Quantization(
-        tensors=tuple(in_order),
-        structures=report.structures,
-        layers=report.layers,
+        **shared,
         outputs=tuple(
             QuantizedOutput(name, found.sqnr_db, found.max_abs, devices[name].sqnr_db if name in devices else None)
             for name, found in report.outputs.items()
         ),
         left_in_float=Counter(tensor.reason for tensor in report.left_in_float),
-        weight_bytes=report.weight_bytes,
-        quantized_weight_bytes=report.quantized_weight_bytes,
-        quantized=report.quantized_tensors,
-        found=report.tensors,
-        not_estimated=report.not_estimated,
-        not_measured=report.not_measured,
         suggestion=suggestion_text(report.suggestion) if report.suggestion else "",
-        notes=(
-            *([str(report.metric)] if report.metric else ()),
-            *map(str, report.optimized),
-            *report.notes,
-            *(report.device_like.notes() if report.device_like else ()),
-        ),
     )
 
 

@@ -112,26 +112,37 @@ class QuantizedOutput(_Ratios):
     device_db: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Quantization:
-    """not_estimated: why there are no layers. not_measured: why there is no noise at all; empty where there is."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizationFindings:
+    """What quantsim.json and the page have alike. `layers` by what they do to the outputs.
 
-    tensors: tuple[QuantizedTensor, ...]
+    not_estimated: why there are no layers. not_measured: why there is no noise at all, only placement and sizes; empty
+    where there is.
+    """
+
+    rows: tuple[QuantizedTensor, ...]
+    structures: tuple[QuantizedStructure, ...] = ()
     layers: tuple[QuantizedLayer, ...]
+    not_estimated: str = ""
+    weight_bytes: int
+    quantized_weight_bytes: int
+    tensors: int
+    quantized_tensors: int
+    not_measured: str = ""
+    notes: tuple[str, ...] = ()
+    """Where a format is coarser than its rule says, and why; each bias that its format does not hold; steps of the
+    preparation that did not stand, and backends that fell short."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization(QuantizationFindings):
+    """What the page shows; `rows` are in graph order, and `notes` begin with those on the metric and on steps."""
+
     outputs: tuple[QuantizedOutput, ...]
     left_in_float: Mapping[str, int]
     """Reason → how many tensors."""
-    weight_bytes: int
-    quantized_weight_bytes: int
-    quantized: int
-    found: int
-    not_estimated: str = ""
-    not_measured: str = ""
-    structures: tuple[QuantizedStructure, ...] = ()
     suggestion: str = ""
     """A sentence, and rules in YAML on the lines after it; empty where none was asked for."""
-    notes: tuple[str, ...] = ()
-    """Where formats are coarser than their rule says, and where onnxruntime's optimizations go wrong."""
 
 
 REPORT_VERSION: Final = 1

@@ -115,7 +115,10 @@ def marked() -> onnx.ModelProto:
 def simulated(folder: Path) -> QuantSimResult:
     noise = {"y": OutputNoise(**{field.name: 1.0 for field in dataclasses.fields(OutputNoise)})}
     layer = QuantizedLayer("scores", "MatMul", "encoder.0", "q", 31.5, 0.5)
-    report = QuantSimReport((), (), (), (layer,), "", (), noise, None, 4096, 1024, 9, 8)
+    report = QuantSimReport(
+        rules=(), rows=(), layers=(layer,), left_in_float=(), outputs=noise, device_like=None,
+        weight_bytes=4096, quantized_weight_bytes=1024, tensors=9, quantized_tensors=8,
+    )  # fmt: skip
     return QuantSimResult(folder, report, ("encodings.json",))
 
 

@@ -34,10 +34,10 @@ def quantization_view(data: Quantization | None) -> QuantizationView | None:
     """The section; None where nothing was quantized."""
     if data is None:
         return None
-    known = [row for row in data.tensors if math.isfinite(row.local_db) or math.isfinite(row.total_db)]
+    known = [row for row in data.rows if math.isfinite(row.local_db) or math.isfinite(row.total_db)]
     layers = {layer.layer: layer for layer in data.layers}
     parts: dict[str, list[tuple[QuantizedTensor, QuantizedLayer | None]]] = {}
-    for tensor in data.tensors:
+    for tensor in data.rows:
         if tensor.part:
             parts.setdefault(tensor.part.rpartition(" ")[0], []).append((tensor, layers.get(tensor.tensor)))
     return QuantizationView(
@@ -45,7 +45,7 @@ def quantization_view(data: Quantization | None) -> QuantizationView | None:
         cards=tuple(_cards(data)),
         sentence=_sentence(data),
         parts=parts,
-        tensors=tuple(sorted(data.tensors, key=lambda row: row.local_db)),
+        tensors=tuple(sorted(data.rows, key=lambda row: row.local_db)),
         curves=_curves(known),
         labels=ratio_labels([row.module for row in known]) if len(known) > 1 else (),
     )
@@ -57,7 +57,11 @@ def _cards(data: Quantization) -> Iterable[Card]:
         yield Card(f"SQNR of {output.name}", ratio_text(output.sqnr_db), f"{device}max abs error {output.max_abs:.1e}")
     before, after = data.weight_bytes, data.quantized_weight_bytes
     yield Card("weights", bytes_change(before, after), f"{1 - after / before:.0%} less" if before else "")
-    yield Card("tensors quantized", f"{data.quantized} of {data.found}", f"{data.found - data.quantized} in float")
+    yield Card(
+        "tensors quantized",
+        f"{data.quantized_tensors} of {data.tensors}",
+        f"{data.tensors - data.quantized_tensors} in float",
+    )
 
 
 def _sentence(data: Quantization) -> str:
@@ -89,7 +93,7 @@ def _elsewhere(data: Quantization) -> str:
     outputs = [output.sqnr_db for output in data.outputs if math.isfinite(output.sqnr_db)]
     if not power or not outputs or -10 * math.log10(power) - min(outputs) < FAR_DB:
         return ""
-    worst = min(data.tensors, key=lambda row: row.local_db)
+    worst = min(data.rows, key=lambda row: row.local_db)
     return (
         f"The layers below do not explain the noise: together they leave {ratio_text(-10 * math.log10(power))}, and "
         f"the outputs have {ratio_text(min(outputs))}. The worst step is {worst.op} {worst.module or worst.tensor}, "

@@ -16,7 +16,7 @@ from pipeline.workspace import Workspace
 from tests.pipeline.report.sample_report import html_of, pictures, report
 
 FOUND = Quantization(
-    tensors=(
+    rows=(
         QuantizedTensor("h", "MatMul", "layers.0.q", "qkv layers.0 q", "uint8", 40.0, 30.0),
         QuantizedTensor("s", "Add", "layers.0", "", "uint8", 12.0, 11.0),
         QuantizedTensor("y", "Relu", "", "", "uint8", math.inf, 20.0),
@@ -31,8 +31,8 @@ FOUND = Quantization(
     left_in_float={"the rule 'op:Relu' says float": 2},
     weight_bytes=4 << 20,
     quantized_weight_bytes=1 << 20,
-    quantized=7,
-    found=9,
+    quantized_tensors=7,
+    tensors=9,
 )
 
 
