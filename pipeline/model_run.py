@@ -61,7 +61,7 @@ class ModelRun:
 
     Args:
         source: a model that exists already.
-        open_source: makes or opens the source, where there is none yet.
+        open_source: makes or opens the source, where there is none yet; by default as the configuration names it.
         writes_page: whether a run that ends well writes `report.html`.
     """
 
@@ -71,12 +71,12 @@ class ModelRun:
         workspace: Workspace,
         observer: Observer,
         source: Source | None = None,
-        open_source: Callable[[RunConfig], Source] = open_source,
+        open_source: Callable[[RunConfig], Source] | None = None,
         *,
         writes_page: bool = True,
     ) -> None:
         self.config, self.workspace, self._observer, self._source = config, workspace, observer, source
-        self._open_source, self._writes_page = open_source, writes_page
+        self._open_source, self._writes_page = open_source or self._open, writes_page
         self.log = RunLog()
         self.versions = versions()
         self.key = ""
@@ -129,6 +129,9 @@ class ModelRun:
         report = self.report()
         stages = (exported, optimized, executed, report, report.cached)
         return RunResult(self.workspace.folder, *stages, self.code, references.sampler)
+
+    def _open(self, config: RunConfig) -> Source:
+        return open_source(config, stages=self.workspace.stages)
 
     def source(self) -> Source:
         with self.stage("source") as outcome:

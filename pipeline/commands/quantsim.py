@@ -142,7 +142,7 @@ def _lines(result: QuantSimResult, verbose: bool, *, shows_layers: bool) -> Iter
     for tensor in shown:
         yield f"in float: {tensor.tensor}: {tensor.reason}"
     if len(shown) < len(report.left_in_float):
-        yield f"in float: {len(report.left_in_float) - len(shown)} more tensors (--verbose shows all)"
+        yield f"in float: {plural(len(report.left_in_float) - len(shown), 'more tensor')} (--verbose shows all)"
     for name, noise in report.outputs.items():
         device = report.device_like.outputs.get(name) if report.device_like else None
         optimized = f"; with onnxruntime's optimizations {describe_ratio(device.sqnr_db)}" if device else ""
@@ -167,7 +167,7 @@ def _worst(report: QuantSimReport, most: int | None) -> Iterator[str]:
     )
     yield from table_lines([("tensor", "part", "format", "alone", "in all"), *cells])
     if len(rows) < len(report.rows):
-        yield f"{len(report.rows) - len(rows)} tensors with less noise (--verbose shows all)"
+        yield f"{plural(len(report.rows) - len(rows), 'tensor')} with less noise (--verbose shows all)"
 
 
 def _layers(report: QuantSimReport, most: int | None) -> Iterator[str]:
@@ -252,7 +252,7 @@ def _quantize_by_file(model: Path, out: Path, apply: Path) -> None:
 
 def _write_encodings_file(model: Path, out: Path, of: Path | None, version: AimetVersion, kind: str) -> None:
     """Write the encodings of a quantized model for AIMET, TensorRT or ai-edge-quantizer."""
-    from passes.encodings.aimet import aimet_text
+    from passes.encodings.aimet import aimet_text, from_aimet
     from passes.encodings.encoding import fit_encodings
     from passes.encodings.from_qdq import read_qdq
     from passes.encodings.tool_files import to_ai_edge_recipe, to_tensorrt_cache
@@ -267,10 +267,15 @@ def _write_encodings_file(model: Path, out: Path, of: Path | None, version: Aime
     constants |= {name for name in known if f"{name}_quantized" in constants}
     if kind == "tensorrt":
         text = to_tensorrt_cache(known, constants)
+        summary = plural(text.count("\n") - 1, "scale")  # the first line is a title
+    elif kind == "ai-edge":
+        text = to_ai_edge_recipe(known, source)
+        summary = plural(len(json.loads(text)), "rule")
     else:
-        text = to_ai_edge_recipe(known, source) if kind == "ai-edge" else aimet_text(known, constants, version)
+        text = aimet_text(known, constants, version)
+        summary = plural(len(from_aimet(json.loads(text))), "encoding")
     write_file(out, text)
-    print_line(f"{out}: {plural(len(known), 'encoding')}")
+    print_line(f"{out}: {summary}")
 
 
 def check_encodings_of(source: str, target: str | None, path: Path, *, is_alone: bool) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from passes.errors import OnnxlineError
-from pipeline.config import DiffusersConfig, RunConfig
+from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Event, Note, Observer, PartStarted, Progress, RunLog, StageEnded, StageStarted
 from pipeline.model_run import ModelRun, exit_code_of
@@ -19,7 +19,6 @@ from pipeline.parts.folder import (
     PARTS,
     describe_files,
     remove_other_parts,
-    stamps_of,
     store_once,
     where_to_load,
     write_models,
@@ -32,8 +31,8 @@ from pipeline.report import ChainReport, ImageReport, Report, ValuesReport
 from pipeline.result import RunResult
 from pipeline.stages.check import remember_settings
 from pipeline.stages.report import has_good_report, write_quietly, write_settings
-from pipeline.stages.source import open_source, why_not_compared
-from pipeline.workspace import Workspace, key_of, own_code_digest, versions
+from pipeline.stages.source import load_pipeline, open_source, why_not_compared
+from pipeline.workspace import Workspace, key_of, versions
 
 if TYPE_CHECKING:
     from pipeline.export.source import Source
@@ -125,21 +124,14 @@ class PartsRun:
         diffusers is another model in each part."""
         if self.config.model.parts is not None:
             return open_source(config)
-        from pipeline.export.parts import CallFile, load_for_parts
-
         if config.model.diffusers is not None:
-            calls = CallFile(self.workspace.stages / "calls.pt", self._key_of_calls(config.model.diffusers))
-            loaded = self._pipeline = self._pipeline or load_for_parts(config.model, calls=calls)
+            loaded = self._pipeline = self._pipeline or load_pipeline(config.model, self.workspace.stages)
         else:
+            from pipeline.export.parts import load_for_parts
+
             loaded = load_for_parts(config.model, weightless=config.weightless)
             self._origin = loaded.module.config, loaded.folder
         return open_source(config, loaded)
-
-    def _key_of_calls(self, section: DiffusersConfig) -> str:
-        """Digest of what the calls of a pipeline's models depend on; the files of its folder by size and time."""
-        files = sorted(Path(section.folder).rglob("*")) if section.folder is not None else ()
-        stamps = stamps_of(path for path in files if path.is_file())
-        return key_of(self.config.model.model_dump(mode="json"), stamps, own_code_digest(), versions())
 
     def _raise_failure(self) -> None:
         """Raise the worst failure of a part, if there is any, with the name of the part where others ended well."""

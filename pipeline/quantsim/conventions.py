@@ -15,6 +15,7 @@ import onnx
 from onnx import NodeProto
 
 from passes.encodings.aimet import WITHOUT_QUANTIZER
+from passes.encodings.encoding import BIAS
 from passes.graph.op_facts import MATRIX_PRODUCTS, ONNX_DOMAINS, PRODUCTS, attribute_of
 from passes.structures.norms import NormPattern, find_norm_patterns
 from passes.structures.view import GraphView
@@ -387,7 +388,9 @@ class _ConventionReader:
 
     def _format(self, tensor: str, decision: _Decision) -> Precision | str:
         site = self._sites[tensor]
-        if not decision.is_quantized and site.role != "bias":  # a bias of a product has 32 bits, in AIMET's files too
+        if site.role == "bias":  # of a product, which has 32 bits in AIMET's files too, whatever an entry says
+            return BIAS
+        if not decision.is_quantized:
             return FLOAT
         is_symmetric = decision.is_symmetric
         granularity = "channel" if decision.is_per_channel and site.role == "weight" else "tensor"

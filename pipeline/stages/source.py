@@ -28,17 +28,18 @@ from pipeline.errors import UsageError
 from pipeline.export.load import load_source
 from pipeline.export.source import OnnxSource, Source, TorchSource, with_dynamic_shapes
 from pipeline.stages.check import refuse_export_keys
-from pipeline.workspace import Workspace
+from pipeline.workspace import Workspace, key_of, own_code_digest, stamp, versions
 
 if TYPE_CHECKING:  # it imports torch
     from pipeline.export.transformers_class import LoadedModel
 
 
-def open_source(config: RunConfig, loaded: LoadedModel | None = None) -> Source:
+def open_source(config: RunConfig, loaded: LoadedModel | None = None, stages: Path | None = None) -> Source:
     """Make or open the source, with the names, and with the buffers as inputs, that `export:` asks for.
 
     Args:
         loaded: the model that the parts of `model.task` share.
+        stages: a folder that keeps the calls of a pipeline's models for a later run.
 
     Raises:
         SourceError: the model, its checkpoint or its inputs cannot be made or read.
@@ -46,6 +47,8 @@ def open_source(config: RunConfig, loaded: LoadedModel | None = None) -> Source:
     """
     refuse_export_keys(config)
     named = with_dynamic_shapes(config.model, config.export)
+    if stages is not None and loaded is None and config.model.diffusers is not None:
+        loaded = load_pipeline(config.model, stages)
     with pause_collector() if config.weightless else nullcontext():
         source = load_source(named, weightless=config.weightless, loaded=loaded)
     if isinstance(source, OnnxSource):
@@ -53,6 +56,23 @@ def open_source(config: RunConfig, loaded: LoadedModel | None = None) -> Source:
     from pipeline.export import as_configured  # loads torch, which an ONNX file does not need
 
     return as_configured(source, config.export)
+
+
+def load_pipeline(model: ModelConfig, stages: Path) -> LoadedModel:
+    """The pipeline of `model.diffusers`, whose calls the folder `stages` keeps as long as nothing has changed that they
+    depend on: the files of the pipeline, by size and time, the versions and our code.
+
+    Raises:
+        SourceError: a model of the pipeline is missing, or the pipeline does not run.
+    """
+    from pipeline.export.parts import CallFile, load_for_parts  # loads torch
+
+    folder = model.diffusers.folder if model.diffusers is not None else None
+    files = sorted(Path(folder).rglob("*")) if folder is not None else ()
+    stamps = [(str(path), *stamp(path)) for path in files if path.is_file()]
+    known = model.model_dump(mode="json", exclude={"part"})
+    calls = CallFile(stages / "calls.pt", key_of(known, stamps, own_code_digest(), versions()))
+    return load_for_parts(model, calls=calls)
 
 
 def traced_shapes(source: Source) -> dict[str, tuple[int, ...]]:

@@ -59,8 +59,19 @@ def test_a_run_of_a_pipeline(tmp_path: Path) -> None:
     assert "chain" in again.cached and "models" in again.cached
     assert set(parts) == {name.partition(": ")[0] for name in again.cached if name.endswith(": runtime")}
     assert (tmp_path / "out" / ".stages" / "calls.pt").stat().st_mtime_ns == recorded  # the pipeline did not run again
+    run_one_part_twice(settings, tmp_path / "unet")
     assert baseline_of(again.report)["chain"] == {"onnxruntime": "image of 4 steps as diffusers makes it"}
     quantize_the_pipeline(settings, tmp_path)
+
+
+def run_one_part_twice(settings: dict[str, Any], folder: Path) -> None:
+    """The pipeline makes its images once."""
+    config = RunConfig.from_mapping({**settings, "model": {**settings["model"], "part": "unet"}})
+    times = list[int]()
+    for _ in range(2):
+        Pipeline(config, folder).run()
+        times.append((folder / ".stages" / "calls.pt").stat().st_mtime_ns)
+    assert times[0] == times[1]
 
 
 def quantize_the_pipeline(settings: dict[str, Any], folder: Path) -> None:
