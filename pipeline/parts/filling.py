@@ -90,7 +90,8 @@ class TokenBlocks:
 
     The first call that gets additional tokens is made with two kinds of them, over the same sizes, so that a quantized
     model rounds alike. Where results differ, as logits of the last token alone do, each further call is made as it is
-    given. So is a call whose additional tokens have no position.
+    given: so it is with quantized decoders, whose ranges are of calls with one token, so that their mask is cut off. So
+    is a call whose additional tokens have no position.
 
     Args:
         step: a call of the part, for sizes of which each is compiled.

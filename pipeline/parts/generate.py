@@ -276,6 +276,12 @@ def continue_text(
     """
     reader.begin(len(ids) + count - 1)
     new = ids
+    if isinstance(
+        reader, Seq2SeqReader
+    ):  # the ranges of a quantized decoder are of calls with one token, without masks
+        for token in ids[:-1]:
+            reader.read([token])
+        new = ids[-1:]
     for _ in range(count):
         token = choose(reader.read(new))
         yield token
