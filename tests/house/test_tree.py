@@ -39,6 +39,14 @@ def test_all_stands_at_doors_only() -> None:
     assert lists == public
 
 
+def test_a_door_says_each_name_once() -> None:
+    """What a door imports is what it shows; a list would say each name again."""
+    doors = [path for room in ("passes", "pipeline") for path in (ROOT / room).rglob("__init__.py")]
+    assert len(doors) > 50
+    listed = [str(path.relative_to(ROOT)) for path in doors if re.search(r"^__all__", path.read_text(), re.MULTILINE)]
+    assert listed == []
+
+
 def test_no_test_file_is_two_ideas_long() -> None:
     long = {str(path.relative_to(TESTS)): n for path in FILES if (n := len(path.read_text().splitlines())) > 450}
     assert long == {}

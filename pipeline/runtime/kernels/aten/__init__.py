@@ -22,8 +22,6 @@ from pipeline.runtime.kernels.base import Attrs, Bind, Ins, Kernel, Launch, Outs
 from pipeline.runtime.kernels.packing import PackedWeight, Packer, Stored
 from pipeline.runtime.kernels.weight_forms import ProductWeight
 
-__all__ = ["CALLS", "KERNELS", "PACKERS", "prepare_kernel"]
-
 
 def prepare_kernel(kind: Kind, attrs: Attrs) -> Bind:
     """The kernel of a call with its arguments decoded, so that rebinding to other tensors at each run is cheap.

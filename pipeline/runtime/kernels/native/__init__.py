@@ -23,7 +23,5 @@ from pipeline.runtime.kernels.native.kernel_library import (
     load_library,
 )
 
-__all__ = ["KERNELS", "NativeKernel", "NativeLibrary", "has_native", "is_library_built", "load_library"]
-
 KERNELS: Mapping[Kind, NativeKernel] = join(family.KERNELS for family in (products, rows))
 """By kind."""
