@@ -18,6 +18,7 @@ from pipeline.ops.aten.typed import (
     HIGHER_ORDER,
     READS_HOST,
     TYPED,
+    WAITS_ON_CUDA,
     call_attrs,
     emitter_of,
     is_call,

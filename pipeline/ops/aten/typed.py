@@ -57,6 +57,16 @@ READS_HOST: Final = frozenset(
 """Operators of torch, in `aten`, that look at values for a mistake before they return (a matrix without an inverse,
 probabilities below zero), and have no tag that says so."""
 
+WAITS_ON_CUDA: Final = frozenset(
+    {
+        "aten.histc.default", "aten.linalg_ldl_solve.default", "aten.linalg_lu.default",
+        "aten.linalg_lu_factor_ex.default", "aten.linalg_matrix_exp.default", "aten.linspace.Scalar_Tensor",
+        "aten.linspace.Tensor_Scalar", "aten.linspace.Tensor_Tensor", "aten.logspace.Scalar_Tensor",
+        "aten.logspace.Tensor_Scalar", "aten.logspace.Tensor_Tensor",
+    }
+)  # fmt: skip
+"""Operators whose host code for CUDA waits for the device, or copies pageable memory (torch 2.11)."""
+
 OBSTACLES: Final[Mapping[Kind, Mapping[str, str]]] = {
     Kind["Inverse"]: everywhere(HOST_SYNC),
     Kind["RoiAlign"]: everywhere(HOST_SYNC),

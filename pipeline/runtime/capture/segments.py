@@ -14,7 +14,7 @@ import torch
 from passes.suggest import bytes_text, plural, shorten_lines
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops import KINDS, Kind
-from pipeline.ops.aten import READS_HOST
+from pipeline.ops.aten import READS_HOST, WAITS_ON_CUDA
 from pipeline.ops.rows import HOST_SYNC
 from pipeline.runtime.capture.feed_buffers import CaptureKey
 from pipeline.runtime.operators import find_operator
@@ -118,14 +118,14 @@ def find_obstacle(program: BoundProgram, step: LaunchStep, device: str) -> str:
     if step.kind is not Kind.Aten:
         return KINDS[step.kind.name].obstacles.get(device, "")
     ins = [program.plan.slots[vid].spec for vid in step.call.in_vids]
-    return next(_aten_obstacles(str(step.attrs["op"]), ins), "")
+    return next(_aten_obstacles(str(step.attrs["op"]), ins, device), "")
 
 
-def _aten_obstacles(operator: str, ins: Sequence[TensorSpec]) -> Iterator[str]:
+def _aten_obstacles(operator: str, ins: Sequence[TensorSpec], device: str) -> Iterator[str]:
     if operator.startswith(("aten.index.", "aten.index_put.")) and any(spec.dtype == "bool" for spec in ins[1:]):
         yield DATA_SHAPE
     namespace, name, _ = operator.split(".")
-    if namespace == "aten" and name in READS_HOST:
+    if (namespace == "aten" and name in READS_HOST) or (device == "cuda" and operator in WAITS_ON_CUDA):
         yield HOST_SYNC
     if operator not in CAPTURED_OPERATORS:
         tags = find_operator(operator).tags

@@ -268,6 +268,23 @@ def _copy_and_replace(out: torch.Tensor, operand: torch.Tensor, part: torch.Tens
     part.copy_(new)
 
 
+def fill_masked(call: AtenCall, outs: Outs) -> Launch:
+    """`masked_fill` by a tensor of one element, which `masked_fill_` of CUDA reads on the host."""
+    x, mask, value = call.args
+    return partial(torch.where, mask, value, x, out=outs[0])
+
+
+def fill_rows(call: AtenCall, outs: Outs) -> Launch:
+    """`index_fill` by a tensor of one element, which `index_fill_` of CUDA reads on the host."""
+    (x, axis, index, value), out = call.args, outs[0]
+    narrow = torch.empty_like(value, dtype=x.dtype)
+    return in_turn(
+        partial(narrow.copy_, value),
+        None if is_same_memory(out, x) else partial(out.copy_, x),
+        partial(torch.ops.aten.index_put_.default, out, [None] * (axis % max(x.dim(), 1)) + [index], narrow),
+    )
+
+
 WITH_OUT = """
 add.Tensor sub.Tensor mul.Tensor div.Tensor div.Tensor_mode fmod.Tensor remainder.Tensor pow.Tensor_Scalar
 pow.Tensor_Tensor eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar
@@ -289,8 +306,8 @@ CONVERSIONS = "to.dtype to.device to.dtype_layout to.other _to_copy.default clon
 REPLACING = "copy.default fill.Scalar fill.Tensor zero.default"
 
 CHANGING = """
-index_add.default index_copy.default index_fill.int_Scalar index_fill.int_Tensor masked_fill.Tensor
-masked_scatter.default scatter.src scatter.value scatter_add.default scatter_reduce.two
+index_add.default index_copy.default index_fill.int_Scalar masked_scatter.default
+scatter.src scatter.value scatter_add.default scatter_reduce.two
 """
 
 FAST_PATHS: Mapping[str, FastPath] = {
@@ -313,6 +330,8 @@ FAST_PATHS: Mapping[str, FastPath] = {
     "aten.constant_pad_nd.default": constant_pad,
     **{f"aten.{name}": overwrite(_in_place(name)) for name in REPLACING.split()},
     **{f"aten.{name}": write_in_place(_in_place(name)) for name in CHANGING.split()},
+    "aten.index_fill.int_Tensor": fill_rows,
+    "aten.masked_fill.Tensor": fill_masked,
     "aten.index_put.default": write_in_place(torch.ops.aten.index_put_.default),  # that of torch.Tensor takes no None
     "aten.select_scatter.default": replace_part(torch.ops.aten.select.int),
     "aten.slice_scatter.default": replace_part(torch.ops.aten.slice.Tensor),

@@ -36,6 +36,11 @@ def range_of_dim(sizes: Sequence[int], call: Mapping[str, Any]) -> IndexRange:
     return (0, math.prod(sizes) - 1, None) if call.get("dim") is None else range_along(sizes, call)
 
 
+def range_from_both_ends(sizes: Sequence[int], call: Mapping[str, Any]) -> IndexRange:
+    _, last, _ = range_along(sizes, call)
+    return -last - 1, last, None
+
+
 def range_anywhere(sizes: Sequence[int], _: Mapping[str, Any]) -> IndexRange:
     """Places among all elements, also from the end."""
     return -math.prod(sizes), math.prod(sizes) - 1, None
@@ -70,7 +75,7 @@ RangeRule = Callable[[Sequence[int], Mapping[str, Any]], IndexRange]
 """(sizes of the operand that the indices select from, arguments without tensors) → the range of the indices."""
 
 ALONG: Final = """
-index_select.default gather.default index_copy.default index_add.default index_fill.int_Scalar index_fill.int_Tensor
+index_select.default gather.default index_copy.default index_add.default
 index_reduce.default scatter.src scatter.value scatter.reduce scatter.value_reduce scatter_add.default
 scatter_reduce.two
 """
@@ -90,6 +95,8 @@ INDEXED: Final[Mapping[str, Sequence[tuple[str, str, RangeRule]]]] = {
     "aten.embedding_bag.padding_idx": BAG,
     "aten._embedding_bag.default": BAG,
     "aten._embedding_bag_forward_only.default": BAG,
+    "aten.index_fill.int_Scalar": (("index", "self", range_from_both_ends),),
+    "aten.index_fill.int_Tensor": (("index", "self", range_from_both_ends),),
     "aten.take_along_dim.default": (("indices", "self", range_of_dim),),
     "aten.take.default": (("index", "self", range_anywhere),),
     "aten.put.default": (("index", "self", range_anywhere),),

@@ -15,11 +15,11 @@ from pipeline.ir import InputRef, TensorSpec
 from pipeline.ops import KINDS, GraphBuilder
 from pipeline.ops.aten import READS_HOST
 from pipeline.ops.rows import HOST_SYNC
-from pipeline.runtime import CompiledProgram, compile_graph, operators, own_layers
+from pipeline.runtime import CompiledProgram, RecordingDevice, compile_graph, operators, own_layers
 from pipeline.runtime.operators import dequantize, quantize
 from tests.pipeline.runtime.capture.capture_programs import PAIR, negate
 from tests.support.host_reads import reads_host
-from tests.support.torch_programs import compile_module
+from tests.support.torch_programs import Calls, compile_module, feed_of, graph_of
 
 Make = Callable[..., torch.Tensor]
 
@@ -85,6 +85,40 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 def test_an_operator_that_looks_for_mistakes_reads_the_host(name: str) -> None:
     options = {"is_matrix": True} if name == "_linalg_check_errors" else {}
     assert reads_host(lambda: getattr(torch.ops.aten, name).default(*ARGUMENTS[name], **options))
+
+
+FILLS: dict[str, Callable[..., torch.Tensor]] = {
+    "masked": lambda x, mask, value: x.masked_fill(mask, value),
+    "rows": lambda x, mask, value: x.index_fill(-1, torch.tensor([0, -1]), value),
+    "rows, in another dtype": lambda x, mask, value: x.half().index_fill(0, torch.tensor([1]), value),
+}
+
+
+@pytest.mark.parametrize("fill", FILLS)
+def test_a_value_that_a_kernel_computed_fills_without_the_host(fill: str) -> None:
+    """torch's own kernels for it read the value by `.item()`."""
+
+    def function(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return FILLS[fill](x * 2, mask, x.amax())
+
+    x, mask = MATRIX, MATRIX > 1
+    graph = graph_of(Calls([function]), [x, mask])
+    assert any(op.kind in ("aten.masked_fill.Tensor", "aten.index_fill.int_Tensor") for op in graph.ops)
+    program = compile_graph(graph, device=RecordingDevice(2**20))
+    feed = feed_of(graph, [x, mask])
+    assert program.capture(feed).report.is_whole
+    assert not reads_host(program.run, feed)
+    for run in (program.run, program.replay, compile_graph(graph).run):
+        assert torch.equal(next(iter(run(feed).values())), function(x, mask))
+
+
+def test_what_waits_in_the_host_code_of_cuda_alone_splits_a_capture_there() -> None:
+    """`linalg_lu` has no tag and checks no values; found with torch 2.11's host code for CUDA."""
+    graph = graph_of(Calls([lambda x: torch.linalg.lu(x)[2].tanh()]), [MATRIX])
+    feed = feed_of(graph, [MATRIX])
+    on_device = compile_graph(graph, device=RecordingDevice(2**20)).capture(feed).report
+    assert [segment.reason for segment in on_device.eager] == [HOST_SYNC]
+    assert compile_graph(graph).capture(feed).report.is_whole
 
 
 @pytest.mark.parametrize("count", [1, 3])

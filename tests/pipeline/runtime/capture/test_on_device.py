@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import library, nn
 from typer.testing import CliRunner
 
 from pipeline.cli import app
-from pipeline.ir.graph import TensorSpec
-from pipeline.ops import GraphBuilder
+from pipeline.errors import InternalError
+from pipeline.ir.graph import Graph, TensorSpec
+from pipeline.ops import GraphBuilder, Kind
 from pipeline.planning.files import PlanFile, encode_plans
-from pipeline.runtime import RecordingDevice, compile_graph
+from pipeline.runtime import RecordingDevice, compile_graph, kernels
+from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.training import record_step
 from pipeline.training.graph import moment_name, rate_name, stored_name
 from tests.pipeline.runtime.capture.capture_programs import train_graph
@@ -144,3 +147,74 @@ def calls_in(launches: Any) -> Iterator[partial[Any]]:
         if isinstance(launch, partial):
             yield launch
             yield from calls_in(part for item in launch.args if isinstance(item, tuple) for part in item)
+
+
+# Four faults, each planted in the kernel of a program: a capture or a replay fails and names its call.
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, launch: Callable[[torch.Tensor, torch.Tensor], object]) -> Graph:
+    """A graph whose one kernel is `launch`, of its input and its output."""
+
+    def bind(ins: Ins, outs: Outs, _: Attrs) -> Launch:
+        return partial(launch, ins[0], outs[0])
+
+    monkeypatch.setattr(kernels, "KERNELS", {**kernels.KERNELS, Kind.NotFinite: bind})
+    builder = GraphBuilder("planted")
+    x = builder.input("x", TensorSpec((), "float32"))
+    return builder.build(builder.emit("NotFinite", [x], [("y", TensorSpec((), "float32"))]))
+
+
+PAGEABLE = torch.zeros(())
+PLANTED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], object], str]] = {
+    "reads the host": (lambda x, out: out.fill_(x.item()), "it reads the host"),
+    "copies from pageable memory": (lambda _, out: out.copy_(PAGEABLE), "it copies from pageable memory"),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_kernel_that_no_graph_can_hold_fails_its_capture(
+    fault: str, device: RecordingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch, reason = PLANTED[fault]
+    program = compile_graph(plant(monkeypatch, launch), device=device)
+    assert program.run({"x": torch.tensor(0.0)})["y"] == 0, "a run may do it"
+    with pytest.raises(InternalError, match=rf"call 0 NotFinite\(x: float32\[\]\) .* is capturing: {reason}"):
+        program.capture({"x": torch.tensor(0.0)})
+
+
+def test_a_kernel_that_allocates_in_a_replay_fails_it(device: RecordingDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator of the user's that takes memory of the device by itself: a graph calls it again."""
+    with library._scoped_library("planted", "FRAGMENT") as own:
+        own.define("grow(Tensor x, Tensor(a!) out) -> ()")
+
+        def grow(x: torch.Tensor, out: torch.Tensor) -> None:
+            out.copy_(device.allocate(4).view(torch.float32)[0].copy_(x))
+
+        own.impl("grow", grow, "CompositeExplicitAutograd")
+        program = compile_graph(plant(monkeypatch, torch.ops.planted.grow), device=device)
+        program.capture({"x": torch.tensor(2.0)})
+        with pytest.raises(InternalError, match=r"call 0 NotFinite.* a replay allocates memory of the device"):
+            program.replay({"x": torch.tensor(2.0)})
+
+
+def test_a_kernel_that_reads_memory_which_the_pool_of_another_program_has_freed_fails_its_replay(
+    device: RecordingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = list[torch.Tensor]()
+
+    def keep(x: torch.Tensor, out: torch.Tensor) -> None:
+        held[:] = [x * 2]
+        out.copy_(held[0])
+
+    maker = compile_graph(plant(monkeypatch, keep), device=device)
+    maker.capture({"x": torch.tensor(1.0)})
+    reader = compile_graph(plant(monkeypatch, lambda _, out: out.copy_(held[0])), device=device)
+    feed = {"x": torch.tensor(1.0)}
+    reader.capture(feed)
+    maker.replay(feed)
+    assert reader.replay(feed)["y"] == 2
+    held.clear()
+    maker.drop_captures()
+    gc.collect()
+    with pytest.raises(InternalError, match=r"call 0 NotFinite.* a replay touches memory that was freed"):
+        reader.replay(feed)
