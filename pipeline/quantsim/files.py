@@ -126,7 +126,8 @@ def write_layouts(
         file = folder / LAYOUTS[layout]
         file.parent.mkdir(exist_ok=True)
         if layout == MATMUL_NBITS:
-            read = _write_nbits_model(quantized, file, feeds)
+            # by the order of products, as the copy of a table that is the embedding too has another name
+            read = dict(zip(wanted, _write_nbits_model(quantized, file, feeds), strict=False))
         else:
             write_nibbles(quantized, file, layout)  # type: ignore[arg-type]
             read = read_nibbles(file)
@@ -137,16 +138,14 @@ def write_layouts(
     return found
 
 
-def _write_nbits_model(
-    quantized: DetachedModel, file: Path, feeds: Mapping[str, np.ndarray]
-) -> dict[str, NibbleWeight]:
+def _write_nbits_model(quantized: DetachedModel, file: Path, feeds: Mapping[str, np.ndarray]) -> list[NibbleWeight]:
     """Write the model with MatMulNBits; returns its weights as the step back gives them."""
     run = optimize(quantized, ["to-matmul-nbits"], feeds=[feeds])
     _check_row(run.rows[0])
     save(run.model, file)
     back = optimize(read_model(file), ["from-matmul-nbits"], feeds=[feeds])
     _check_row(back.rows[0])
-    return find_nibbles(back.model)
+    return list(find_nibbles(back.model).values())
 
 
 def _check_row(row: PassRow) -> None:

@@ -16,9 +16,12 @@ from passes.rewrites.nibble_files import find_nibbles, read_nibbles
 from passes.weights.detached import attach, read_model
 from pipeline.cli import app
 from pipeline.errors import CheckFailed, OnnxlineError
+from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.files import write_layouts
+from pipeline.quantsim.placement import place
+from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.stages import Simulation
-from tests.pipeline.quantsim.pictures_of_qdq import model_of
+from tests.pipeline.quantsim.pictures_of_qdq import model_of, rule
 
 LAYOUTS = ["gptq_v2", "awq", "matmul-nbits"]
 
@@ -113,3 +116,18 @@ def test_a_weight_that_a_checkpoint_cannot_hold_is_refused_before_the_calibratio
         simulate(tmp_path, outputs=20, layouts=["awq"], rules=rules)
     with pytest.raises(AssertionError, match="ranges are measured"):
         simulate(tmp_path, layouts=["awq"], rules=rules)
+
+
+def test_a_table_that_is_the_output_projection_too_is_written_as_matmul_nbits(tmp_path: Path) -> None:
+    text = """g (int64[2, 3] ids) => (float[2, 3, 48] y) {
+        h = Gather(table, ids) up = MatMul(h, up_weight) t = Transpose <perm = [1, 0]> (table) y = MatMul(up, t)
+    }"""
+    draw = np.random.default_rng(0).standard_normal
+    model = model_of(text, 21, table=draw((48, 32), np.float32), up_weight=draw((32, 32), np.float32))
+    placement = place(model, [rule("op:*", "int4/block32", "float")])
+    quantized = insert_qdq(model, encode(placement, {}, model))
+    feeds = {"ids": np.arange(6).reshape(2, 3)}
+    written = write_layouts(quantized, ["matmul-nbits", "gptq_v2"], tmp_path, feeds)
+    assert written["matmul-nbits/model.onnx"].startswith("matmul-nbits/model.onnx has 2 weights of 4 bits, equal bit")
+    nodes = [node.op_type for node in onnx.load(tmp_path / "matmul-nbits" / "model.onnx").graph.node]
+    assert nodes.count("MatMulNBits") == 2
