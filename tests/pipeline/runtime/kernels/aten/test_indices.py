@@ -19,6 +19,11 @@ ROWS, TABLE = torch.tensor([0, 3, 1]), torch.tensor([[0, 1, 3, 0, 1]])
 CLASSES = torch.tensor([4, 0, 1, 2])
 aten = torch.ops.aten
 
+
+def unpool(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    return f.max_unpool2d(x[:, :, :1], indices, [2, 2])
+
+
 CASES: dict[str, tuple[Callable[..., torch.Tensor], torch.Tensor, torch.Tensor, int]] = {
     "aten.embedding.default": (lambda x, i: f.embedding(i, x), X, ROWS, 4),
     "aten.embedding_bag.padding_idx": (lambda x, i: f.embedding_bag(i, x), X, ROWS[None], 4),
@@ -28,7 +33,7 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], torch.Tensor, torch.Tensor, 
     "aten.take_along_dim.default": (lambda x, i: torch.take_along_dim(x, i, 0), X, TABLE, 4),
     "aten.take.default": (torch.take, X, torch.tensor([0, -20, 19]), -21),
     "aten.put.default": (lambda x, i: x.put(i, x[0, :3]), X, torch.tensor([0, -20, 19]), 20),
-    "aten.max_unpool2d.default": (lambda x, i: f.max_unpool2d(x[:, :, :1], i, [2, 2]), IMAGE, TARGETS[:, :4, :1, None], 4),
+    "aten.max_unpool2d.default": (unpool, IMAGE, TARGETS[:, :4, :1, None], 4),
     "aten.multi_margin_loss.default": (f.multi_margin_loss, X, CLASSES, 5),
     "aten.multilabel_margin_loss.default": (f.multilabel_margin_loss, X, torch.tensor([[1, 0, -1, -1, -1]] * 4), 5),
     "aten.index_select.default": (lambda x, i: x.index_select(0, i), X, ROWS, -1),
