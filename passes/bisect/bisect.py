@@ -21,6 +21,7 @@ from passes.diff.types import label_of
 from passes.errors import UsageError, check_arguments, is_number
 from passes.graph.index import copy_of, replace_entries
 from passes.model.analysis import what_is_invalid
+from passes.model.signature import fill_in_outputs, free_initializers
 from passes.optimize import read_source
 from passes.policy.policy import Policy, check_lists
 from passes.recipe import DEFAULT_RECIPE
@@ -92,6 +93,7 @@ def bisect(
     with nullcontext(context) if context else open_context(timeout_s, memory_gib) as context, context.turn:
         source = read_source(model, context)
         source = source.without_functions() if source.has_layers() else source
+        source = fill_in_outputs(free_initializers(source))  # as a run does: else onnxsim refuses the model as a whole
         steps = [
             step
             for item in recipe

@@ -103,6 +103,21 @@ def test_the_pass_inside_of_onnxsim(context: PassContext, tmp_path: Path) -> Non
     assert loses_qkv(small, onnxsim.simplify(small)[0])
 
 
+def test_a_model_that_onnxsim_refuses_as_it_is_runs_as_in_a_run(context: PassContext) -> None:
+    """An output without a shape, and initializers that are inputs, as IR version 3 asks."""
+    model = biased_attention()
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    old = biased_attention()
+    old.ir_version = 3
+    for held in old.graph.initializer:
+        old.graph.input.append(helper.make_tensor_value_info(held.name, held.data_type, held.dims))
+    for source in (model, old):
+        finding = find(detached(source), ["onnxsim"], context, budget_s=0)
+        assert finding.failed == ()
+        assert finding.culprit is not None and finding.culprit.name == "onnxsim/fuse_qkv"
+
+
 def test_constants_are_stored_before_a_model_is_made_smaller(context: PassContext) -> None:
     """The matrices come in halves, as torch's come transposed. To remove one of their nodes alone breaks the model."""
     model = biased_attention()
