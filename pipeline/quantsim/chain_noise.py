@@ -21,7 +21,7 @@ from passes.weights.sessions import Session
 from pipeline.errors import CheckFailed
 from pipeline.parts.slots import Step
 from pipeline.quantsim.chains import LENGTH, ChainResult, PartsChain
-from pipeline.quantsim.noise import describe_ratio, sqnr_db
+from pipeline.quantsim.noise import describe_ratio, noise_power, sqnr_db
 from pipeline.quantsim.report import LAYER_TITLES, QuantSimReport, layer_cells, layer_lines
 
 
@@ -163,7 +163,7 @@ def rate_chain(
             ChainLayer(name, row.layer, row.op, row.module, row.part, _ratio_of(row.share, ratio), row.share)
             for row in report.layers
         )
-    powers = [_power(row.sqnr_db) for row in layers]
+    powers = [noise_power(row.sqnr_db) for row in layers]
     total = sum(powers) or 1.0
     shared = (
         ChainLayer(row.part, row.layer, row.op, row.module, row.role, row.sqnr_db, power / total)
@@ -175,8 +175,3 @@ def rate_chain(
 def _ratio_of(share: float, ratio: float) -> float:
     """The ratio in dB of a share of the noise that has `ratio`."""
     return ratio - 10 * math.log10(share) if share > 0 else math.inf
-
-
-def _power(ratio: float) -> float:
-    """The noise of a ratio in dB, of a signal of 1; nothing where the ratio is no number."""
-    return 10 ** (-ratio / 10) if math.isfinite(ratio) else 0.0

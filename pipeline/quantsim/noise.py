@@ -68,6 +68,11 @@ def sqnr_db(signal: float, noise: float) -> float:
     return 10 * math.log10(signal / noise) if signal and math.isfinite(noise) else -math.inf
 
 
+def noise_power(ratio: float) -> float:
+    """The noise (a sum of squares) at a ratio in dB of a signal of 1; 0 where the ratio is infinite or NaN."""
+    return 10 ** (-ratio / 10) if math.isfinite(ratio) else 0.0
+
+
 def measure_noise(
     model: DetachedModel,
     encodings: Mapping[str, Encoding],

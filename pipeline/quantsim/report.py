@@ -18,7 +18,7 @@ from passes.visible import Table, TableResult, json_text, table_lines
 from passes.weights.detached import DetachedModel
 from pipeline.quantsim.layer_costs import LayerCosts
 from pipeline.quantsim.metric import MetricResult
-from pipeline.quantsim.noise import Noise, describe_ratio
+from pipeline.quantsim.noise import Noise, describe_ratio, noise_power
 from pipeline.quantsim.optimize import OptimizedStep
 from pipeline.quantsim.placement import PlacedSite, Placement, RuleMatches
 from pipeline.quantsim.simulation import DeviceLike, OutputNoise
@@ -215,7 +215,7 @@ def to_json_data(value: Any) -> Any:
 def _layer_rows(
     sensitivity: Mapping[str, float], model: DetachedModel, parts: Mapping[str, str]
 ) -> Iterator[QuantizedLayer]:
-    powers = {name: 10 ** (-ratio / 10) if math.isfinite(ratio) else 0.0 for name, ratio in sensitivity.items()}
+    powers = {name: noise_power(ratio) for name, ratio in sensitivity.items()}
     whole = sum(powers.values()) or 1.0
     producers = model.index.producers
     for name in sorted(sensitivity, key=sensitivity.__getitem__):

@@ -31,6 +31,7 @@ from pipeline.config.quantsim import FLOAT
 from pipeline.errors import UsageError
 from pipeline.quantsim.module_rules import name_modules
 from pipeline.quantsim.new_formats import new_formats
+from pipeline.quantsim.noise import noise_power
 from pipeline.quantsim.placement import PlacedSite, Placement, PlacementRule, find_matches, place
 from pipeline.quantsim.sensitivity import Layer
 from pipeline.quantsim.sites import find_sites
@@ -353,7 +354,7 @@ def _rank(
 ) -> list[Unit]:
     """The units in the order in which they change; for a size only those with a quantized weight."""
     powers = {
-        (name, layer): 10 ** (-ratio / 10) if math.isfinite(ratio) else 0.0
+        (name, layer): noise_power(ratio)
         for name, entry in models.items()
         for layer, ratio in entry.sensitivity.items()
     }

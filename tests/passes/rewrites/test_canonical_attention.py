@@ -134,3 +134,13 @@ def test_one_operator_where_the_opset_has_it(context: PassContext) -> None:
 def test_an_older_opset_says_so(context: PassContext) -> None:
     run = passes.optimize(torch_form(20), [{"canonical-attention": {"fused": True}}], context=context)
     assert "opset 20 has no Attention, opset 23 has" in run.rows[0].reason
+
+
+def test_projections_have_the_names_of_their_module_unless_they_are_outputs(context: PassContext) -> None:
+    text = JOINED.replace("y) {", "y, float[2, 3, 8] k) {")
+    nodes = passes.optimize(joined_form(text), ["canonical-attention"], context=context).model.proto.graph.node
+    assert [node.output[0] for node in nodes if node.input[1:] and node.input[1] in ("wq", "wk", "wv")] == [
+        "attention 0.Q",
+        "k",
+        "attention 0.V",
+    ]

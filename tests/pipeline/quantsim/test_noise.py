@@ -9,7 +9,7 @@ from onnx.reference import ReferenceEvaluator
 from passes.weights.detached import attach
 from passes.weights.sessions import Session
 from pipeline.quantsim.encodings import encode
-from pipeline.quantsim.noise import measure_noise, sqnr_db
+from pipeline.quantsim.noise import measure_noise, noise_power, sqnr_db
 from pipeline.quantsim.placement import place
 from pipeline.quantsim.qdq import find_fixed_values, insert_qdq
 from pipeline.quantsim.sensitivity import estimate_sensitivity
@@ -94,3 +94,8 @@ def test_the_ratio_has_a_number_for_every_noise(signal: float, noise: float, rat
 def test_a_model_that_computes_nothing_has_no_noise() -> None:
     model = model_of("g (float[2, 4] x) => (float[4, 2] y) { y = Transpose(x) }")
     assert measure_noise(model, {}, [], [{"x": np.ones((2, 4), np.float32)}]) == {}
+
+
+@pytest.mark.parametrize(("ratio", "power"), [(0.0, 1.0), (20.0, 0.01), (-10.0, 10.0), (np.inf, 0.0), (-np.inf, 0.0)])
+def test_the_noise_of_a_ratio(ratio: float, power: float) -> None:
+    assert noise_power(ratio) == pytest.approx(power)
