@@ -285,6 +285,25 @@ class Tampering(Extract):
         return replace(made, model=open_model(proto))
 
 
+class Forgetting(Extract):
+    """Drops the metadata of the nodes."""
+
+    def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        made = super().apply(model, context)
+        for node in made.model.proto.graph.node:
+            node.ClearField("metadata_props")
+        return made
+
+
+def test_metadata_that_the_step_drops_comes_back(context: PassContext) -> None:
+    model = chain()
+    model.graph.node[0].metadata_props.add(key="tool", value="mine")
+    opened = open_model(model)
+    inputs = ModelInputs(opened, context, plan=plan_draws(opened))
+    result = restart(Forgetting(outputs=["b"]), opened, inputs, Policy(), context, is_last=True)
+    assert [(entry.key, entry.value) for entry in result.model.proto.graph.node[0].metadata_props] == [("tool", "mine")]
+
+
 @pytest.mark.parametrize(("step", "status"), [(Extract, Status.RAN), (Tampering, Status.REVERTED)])
 def test_a_part_with_another_weight_is_seen(step: type[Extract], status: Status, context: PassContext) -> None:
     model = open_model(chain())

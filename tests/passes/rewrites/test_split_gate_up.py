@@ -52,6 +52,19 @@ FORMS = {
             second = Add (product.up, Wi.up.bias)
             y = Mul (curve, second)""",
     ),
+    "an activation of onnxruntime": (
+        """g (float[2, 8, 32] x) => (float[2, 8, 48] y) <float[32, 96] Wi.weight> {
+            product = MatMul (x, Wi.weight)
+            first, second = Split <axis = -1, num_outputs = 2> (product)
+            curve = com.microsoft.QuickGelu (first)
+            y = Mul (curve, second)
+        }""",
+        """
+            first = MatMul (x, Wi.gate.weight)
+            curve = QuickGelu (first)
+            second = MatMul (x, Wi.up.weight)
+            y = Mul (curve, second)""",
+    ),
     "gpt-oss: interleaved, with a stack of experts, a clip and a scale": (
         """g (float[3, 8, 32] x) => (float[3, 8, 16] y)
         <float[3, 32, 32] gate_up_proj, float alpha, float low, float high, float one> {
