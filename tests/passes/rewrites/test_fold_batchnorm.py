@@ -55,6 +55,13 @@ FORMS = {
         }""",
         "y = ConvTranspose <group = 2> (x, w, b)",
     ),
+    "ConvTranspose without groups": (
+        """g (float[2, 4, 5, 5] x) => (float[2, 4, 7, 7] y) <float[4, 4, 3, 3] w, float[4] b, NORM> {
+            a = ConvTranspose (x, w, b)
+            y = BatchNormalization (a, bn.weight, bn.bias, mean, bn.var)
+        }""",
+        "y = ConvTranspose (x, w, b)",
+    ),
     "Gemm with factors and a bias of one number": (
         """g (float[5, 3] x) => (float[5, 4] y) <float[4, 3] w, float[1] b, NORM> {
             a = Gemm <alpha = 0.5, beta = 2.0, transB = 1> (x, w, b)
