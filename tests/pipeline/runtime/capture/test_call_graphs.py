@@ -13,7 +13,7 @@ import torch
 from pipeline.runtime.capture.call_graphs import LEAST_CALLS, UnreadableLaunchError, read_operator_calls
 from pipeline.runtime.capture.recorders import CpuRecorder, GraphedLoop, LoopRecorder, Recording
 from pipeline.runtime.kernels import Launch
-from pipeline.runtime.kernels.base import OverloadCall, copy_all, copy_result, in_turn
+from pipeline.runtime.kernels.base import OverloadCall, ResultMismatch, copy_all, copy_result, in_turn
 from tests.pipeline.runtime.capture.capture_programs import negate
 
 
@@ -109,6 +109,20 @@ def test_a_graph_that_torchscript_rewrites_is_not_used() -> None:
     recording = record(CpuRecorder(), [*negations(LEAST_CALLS), unread])
     assert recording.reasons == {0: "TorchScript rewrites the graph that begins here"}
     recording.replay()
+
+
+@pytest.mark.parametrize(
+    ("made", "declared"),
+    [(torch.int64, torch.float32), (torch.float32, torch.int64), (torch.float32, torch.float16)],
+)
+def test_several_results_have_the_dtypes_that_the_graph_declares_or_narrower_floats(
+    made: torch.dtype, declared: torch.dtype
+) -> None:
+    outs = [torch.zeros(2), torch.zeros(2)]
+    copy_all(lambda: (torch.ones(2), torch.full((2,), 3.0, dtype=torch.float16)), outs, ())
+    assert [out.tolist() for out in outs] == [[1.0, 1.0], [3.0, 3.0]]
+    with pytest.raises(ResultMismatch):
+        copy_all(lambda: (torch.ones(2, dtype=made),), [torch.zeros(2, dtype=declared)], ())
 
 
 def test_a_graph_knows_which_launch_failed() -> None:
