@@ -19,6 +19,7 @@ from passes.errors import PolicyError
 from pipeline import Pipeline, RunConfig
 from pipeline.baseline import baseline_of
 from pipeline.errors import UsageError
+from pipeline.events import Event, StageEnded, StageStarted
 from pipeline.parts import PartsResult, TextGenerator
 from pipeline.parts.chain import generate_by_torch
 from pipeline.quantsim import QuantSim
@@ -40,8 +41,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def result(place: Path) -> PartsResult:
-    found = Pipeline(RunConfig.from_yaml(place / "llama.yaml"), place / "out").run()
+    events = list[Event]()
+    found = Pipeline(RunConfig.from_yaml(place / "llama.yaml"), place / "out", events.append).run()
     assert isinstance(found, PartsResult)
+    started, ended = (
+        [event.name for event in events if isinstance(event, kind)] for kind in (StageStarted, StageEnded)
+    )
+    assert started == ended and started[-2:] == ["models", "chain"]
     return found
 
 
