@@ -70,7 +70,7 @@ def classes_of_ours(base: type = object) -> Iterator[type]:
 def public_functions() -> Iterator[Callable[..., Any]]:
     """The functions of all rooms, and the methods of their classes."""
     for room in ROOMS:
-        for name in room.__all__:
+        for name in getattr(room, "__all__", None) or [name for name in vars(room) if not name.startswith("_")]:
             public = getattr(room, name)
             members = [public]
             if inspect.isclass(public):
