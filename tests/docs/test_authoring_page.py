@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline import authoring
+from onnxline import authoring
 from pipeline.authoring.layers import LossModule
 from tests.support.pages import blocks
 from tests.support.paths import ROOT
