@@ -103,7 +103,11 @@ SIGNS: Final = {
 
 
 def refusal_of(error: BaseException) -> UsageError | None:
-    """What the system refused, as a sentence: memory, a file, a place on the disk. None for any other error."""
+    """What the system refused, as a sentence: memory, a file, a place on the disk. None for any other error.
+
+    Args:
+        error: the error, with its causes.
+    """
     advice = next((advice for numbers, advice in REFUSALS.items() if getattr(error, "errno", None) in numbers), None)
     if isinstance(error, MemoryError):
         advice = REFUSALS[errno.ENOMEM, errno.EAGAIN]

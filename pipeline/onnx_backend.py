@@ -26,7 +26,11 @@ class OnnxlineModel(BackendRep):
         self._model = SegmentedModel(model)
 
     def run(self, inputs: Any, **_: Any) -> tuple[Any, ...]:
-        """The outputs in order, for inputs in order or by name."""
+        """The outputs in order, for inputs in order or by name.
+
+        Args:
+            inputs: arrays in order, or name → array.
+        """
         named = inputs if isinstance(inputs, Mapping) else dict(zip(self._model.inputs, inputs, strict=False))
         found = self._model.run(named)
         return tuple(found[name] for name in self._model.outputs)
@@ -58,7 +62,15 @@ class OnnxlineBackend(Backend):
         outputs_info: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """The outputs of one node, at `opset_version` or the newest opset."""
+        """The outputs of one node, at `opset_version` or the newest opset.
+
+        Args:
+            node: the node.
+            inputs: an array for each of its inputs, in order; an input that is read twice counts once.
+            device: `CPU`; no other device is supported.
+            outputs_info: ignored: the run says dtypes and shapes itself.
+            kwargs: `opset_version` may be among them; the rest is ignored.
+        """
         del outputs_info
         version = kwargs.get("opset_version", onnx.defs.onnx_opset_version())
         names = list(dict.fromkeys(filter(None, node.input)))

@@ -75,6 +75,9 @@ class Pipeline:
     def run_part(self, name: str) -> RunResult:
         """Run one part of a configuration in parts to where `run` takes it from; several may run at the same time.
 
+        Args:
+            name: a key of the configuration's `parts`.
+
         Raises:
             UsageError: there is no such part, or see `run`; a run of all parts is at work in the folder.
             CheckFailed: see `run`.

@@ -382,7 +382,7 @@ class Deviation(Fault):
         return self.known[digest]
 
     def of_one_step(self, before: DetachedModel, outcome: StepOutcome) -> Self:
-        """The error may have grown over several steps; then the tolerance is half of what this step adds."""
+        """Where the error has grown over the steps until `before`, the tolerance is half of what `outcome` adds."""
         if self._distance(outcome.model).refused:
             return replace(self, refused=True)
         apart = _distance(

@@ -131,6 +131,11 @@ class CustomOp:
     ) -> list[TypeProto]:
         """ONNX's types of the `outputs` of a node, by `infer`; none where an input has no type yet.
 
+        Args:
+            inputs: the type of each input; None where it is left out or unknown.
+            attributes: the attributes of the node.
+            outputs: how many outputs the node has.
+
         Raises:
             ModelError: as `infer_types`.
         """

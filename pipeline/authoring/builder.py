@@ -121,12 +121,21 @@ class ModelBuilder(GraphBuilder):
         self._used: dict[str, int] = {}
 
     def add_input(self, name: str, spec: TensorSpec) -> IRTensor:
-        """Declare the next input of the graph."""
+        """Declare the next input of the graph.
+
+        Args:
+            name: the input's name in the graph.
+            spec: its shape, dtype and device.
+        """
         check_dtype(spec.dtype, DTYPES, f"input {name!r}")
         return IRTensor(self, self.input(self.unique_name(name), spec))
 
     def register(self, module: nn.Module, prefix: str = "") -> dict[str, IRTensor]:
         """Record the paths of `module` and its submodules, and the names of their tensors.
+
+        Args:
+            module: a module of the model, or the model itself.
+            prefix: the path of `module` in the model, such as `encoder.0`; empty for the model itself.
 
         Returns:
             {name in `module`: IR tensor} of its parameters and buffers.
@@ -141,7 +150,11 @@ class ModelBuilder(GraphBuilder):
         return {name: self._tensors[id(tensor)] for name, tensor in stored.items()}
 
     def path_of(self, module: nn.Module) -> str | None:
-        """The path of a module in the model; None if it was not registered."""
+        """The path of a module in the model; None if it was not registered.
+
+        Args:
+            module: the module, which is found by identity.
+        """
         return self._paths.get(module)
 
     @contextmanager
@@ -164,6 +177,11 @@ class ModelBuilder(GraphBuilder):
     def call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What a function of torch gives for IR tensors: by its form in `FORMS` if it has one, else by what it calls.
 
+        Args:
+            function: a function of torch or a method of its tensors.
+            args: its positional arguments; tensors among them are IR tensors, or torch's for constants.
+            kwargs: its arguments by name.
+
         Raises:
             UsageError: an operand does not fit, or torch refuses the call.
         """
@@ -172,6 +190,11 @@ class ModelBuilder(GraphBuilder):
 
     def record(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What a function of torch gives for IR tensors: the operators that it calls are added to the graph.
+
+        Args:
+            function: a function of torch or a method of its tensors.
+            args: its positional arguments; tensors among them are IR tensors, or torch's for constants.
+            kwargs: its arguments by name.
 
         Raises:
             UsageError: torch refuses the call, or an operand is none of this graph.
@@ -200,7 +223,14 @@ class ModelBuilder(GraphBuilder):
         outputs: Mapping[str, TensorSpec],
         attrs: Mapping[str, Attr] | None = None,
     ) -> tuple[IRTensor, ...]:
-        """Add an op by its kind: how each result is called in its module, and what it looks like."""
+        """Add an op by its kind: how each result is called in its module, and what it looks like.
+
+        Args:
+            kind: the operator, such as `aten.native_layer_norm.default`.
+            inputs: the operands, in the operator's order.
+            outputs: name of a result in its module → its shape, dtype and device, in the operator's order.
+            attrs: the operator's other arguments by name.
+        """
         declared = [(self.name_here(name), spec) for name, spec in outputs.items()]
         operands = [self.operand(tensor).vid for tensor in inputs]
         vids = self.emit(kind, operands, declared, attrs, name=declared[0][0], origin=self._path)
@@ -208,6 +238,10 @@ class ModelBuilder(GraphBuilder):
 
     def write(self, target: IRTensor, source: IRTensor | torch.Tensor) -> IRTensor:
         """Let a buffer have the value of `source`, now and when a step is done.
+
+        Args:
+            target: the IR tensor of the buffer.
+            source: the new value, of the buffer's shape and dtype.
 
         Raises:
             UsageError: the target is no buffer, or the graph is one of inference, in which buffers are constants; or
@@ -225,7 +259,11 @@ class ModelBuilder(GraphBuilder):
         return target
 
     def refusal(self, problem: str) -> UsageError:
-        """The error for what a module cannot take: its place in the model, and the problem."""
+        """The error for what a module cannot take: its place in the model, and the problem.
+
+        Args:
+            problem: what was found and what was expected, without a full stop.
+        """
         if not self.scopes:
             return UsageError(problem)
         module, path = self.scopes[-1]
@@ -234,7 +272,13 @@ class ModelBuilder(GraphBuilder):
         return UsageError(f"layer {path!r}, {title}: {problem}" if path else f"{title}: {problem}")
 
     def complete_arguments(self, kind: str, operands: int, given: Mapping[str, Attr]) -> dict[str, Attr]:
-        """A call of torch says where its operands go, also those in lists."""
+        """Say where the operands of a call go; a recorded call of torch has said so already, also for those in lists.
+
+        Args:
+            kind: the operator.
+            operands: how many operands the call has.
+            given: the attributes of the call.
+        """
         is_complete = any(isinstance(part, InputRef) for item in given.values() for part in parts(item))
         return dict(given) if is_complete else super().complete_arguments(kind, operands, given)
 
@@ -245,7 +289,11 @@ class ModelBuilder(GraphBuilder):
         return GraphFacts(updates=dict(self._updates), sources=sources)
 
     def declare(self, stored: torch.Tensor) -> int:
-        """The vid of a parameter or a buffer, which is declared when it is first read."""
+        """The vid of a parameter or a buffer, which is declared when it is first read.
+
+        Args:
+            stored: the parameter or buffer; it is found by identity.
+        """
         add = self.param if isinstance(stored, nn.Parameter) else self.state if self.training else self.const
         data = stored.detach()
         return add(self.unique_name(self._names[id(stored)][0]), spec_of(data), TensorPayload(data))
@@ -266,6 +314,9 @@ class ModelBuilder(GraphBuilder):
 
     def operand(self, item: IRTensor | torch.Tensor) -> IRTensor:
         """The IR tensor of a tensor: a parameter or buffer of the model, or a constant.
+
+        Args:
+            item: an IR tensor of this graph, which is returned as it is, or a tensor of torch.
 
         Raises:
             UsageError: it belongs to another graph, or is a parameter that no module of the model holds.

@@ -97,7 +97,12 @@ class FitLimits:
                 raise UsageError(f"fit: found {name}={value!r}, expected an integer above zero")
 
     def are_reached(self, steps: int, records: Sequence[StepRecord]) -> bool:
-        """Whether a training of so many steps, with these records, ends."""
+        """Whether a training of so many steps, with these records, ends.
+
+        Args:
+            steps: how many steps were done.
+            records: the records of these steps, the last of them last.
+        """
         if self.steps is not None and steps >= self.steps:
             return True
         if self.until is None or len(records) < WINDOW:
@@ -148,10 +153,13 @@ class TrainingLoop:
         """Train until a limit is reached.
 
         Args:
-            path: the states are saved there when the training ends or is stopped, after each epoch, and, with
-                `save_every`, after so many steps; its history lies next to it.
+            batches: as in `Model.fit`.
+            limits: when the training ends.
+            path: the states are saved there when the training ends or is stopped, and after each epoch; the history
+                lies next to it.
             resume: go on from the states in `path`, if there is such a file. States that have reached a limit already
                 are not trained further.
+            save_every: the number of steps after which the states are saved too.
 
         Raises:
             UsageError: the batches do not fit, or come once although there are more epochs; or the states in `path` are

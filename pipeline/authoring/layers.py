@@ -171,7 +171,11 @@ class LossModule(Module):
     """A loss; a subclass has a `forward` of output and target, and says what its targets look like."""
 
     def target_of(self, output: TensorSpec) -> TensorSpec:
-        """The shape and dtype of the targets for such an output: by default those of the output itself."""
+        """The shape and dtype of the targets for such an output: by default those of the output itself.
+
+        Args:
+            output: shape, dtype and device of the model's output.
+        """
         return target_of(self, output)
 
 

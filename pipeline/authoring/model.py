@@ -80,7 +80,7 @@ class Model:
         return f"Model({', '.join(map(str, self.inputs))}): {self.module!r}"
 
     def add(self, layer: torch.nn.Module) -> Self:
-        """Append a layer; its shapes are checked at once.
+        """Append `layer`, of `onnxline.authoring` or of `torch.nn`; its shapes are checked at once.
 
         Raises:
             UsageError: it is no layer, or does not fit the output of the last layer.
@@ -198,7 +198,7 @@ class Model:
         return self.predict(*inputs)
 
     def evaluate(self, batches: Iterable[Sequence[torch.Tensor]], **metrics: Metric) -> Evaluation:
-        """The loss of the model as it is at inference, and metrics by name, over all samples of the batches.
+        """The loss of the model as it is at inference, and `metrics` by name, over all samples of `batches`.
 
         Raises:
             UsageError: the model is not compiled, there is no batch, or one does not fit.
@@ -219,7 +219,7 @@ class Model:
         return Evaluation(means.pop("loss"), samples, means)
 
     def predict(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """The output for inputs of any number of samples, by the planned runtime."""
+        """The output for `inputs` of any number of samples, by the planned runtime."""
         names = _input_names(len(self.inputs))
         if len(inputs) != len(names):
             raise UsageError(f"predict: found {len(inputs)} tensors, expected {len(names)} ({', '.join(names)})")
@@ -237,7 +237,10 @@ class Model:
         batch: int | None = None,
         with_output: bool = False,
     ) -> Graph:
-        """The Graph of the loss: inputs and target → the loss, and the output before it, `with_output`.
+        """The Graph of `loss`: inputs and target → the loss, after the output of the model `with_output`.
+
+        `target` is the spec of the targets, by default that of `loss`; `batch` the first size, open by default. Layers
+        such as Dropout work as in `training`, if it is true.
 
         Raises:
             UsageError: there is no layer, one does not fit, or the loss is no single number.
@@ -280,7 +283,7 @@ class Model:
 
     @typed
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Load the parameters and buffers of a state dict; the state of the optimizer stays.
+        """Load the parameters and buffers of a state dict, `state`; the state of the optimizer stays.
 
         Raises:
             UsageError: a name, a shape or a dtype is another; nothing has changed.
@@ -295,7 +298,7 @@ class Model:
 
     @typed
     def to_torch(self, *, training: bool = False) -> GraphModule:
-        """A module of torch that computes the same, with copies of the weights: for `record_step` and for an export."""
+        """A module of torch that computes the same, in the mode `training`, with copies of the weights."""
         return as_module(self.graph(training=training)).train(training)
 
     def _emit(
@@ -330,7 +333,7 @@ class Model:
         return copy_optimizer(optimizer, dict(self.module.named_parameters()), others)
 
     def take_numbers(self, module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
-        """Take parameters and buffers over from a state dict of `module`, which `to_torch` made."""
+        """Take parameters and buffers over from `state`, a state dict of `module`, which `to_torch` made."""
         names = _value_names(module)
         found = {names[key]: tensor for key, tensor in state.items()}
         for name, stored in (*self.module.named_parameters(), *self.module.named_buffers()):

@@ -69,13 +69,21 @@ class Module(nn.Module):
     def emit(self, builder: ModelBuilder, *inputs: Any) -> Any:
         """Add what the module computes to the graph of `builder`. Returns what its `forward` does.
 
+        Args:
+            builder: the builder of the graph.
+            inputs: IR tensors, and other arguments of `forward`.
+
         Raises:
             UsageError: the inputs do not fit; the message names the layer.
         """
         return emit(builder, self, *inputs)
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of the module and of all that it holds: a part in `eval()` emits what it does at inference."""
+        """Set the mode of the module and of all that it holds: a part in `eval()` emits what it does at inference.
+
+        Args:
+            mode: True for training, False for inference.
+        """
         _set_mode(self, mode)
         return self
 
@@ -92,6 +100,12 @@ class Module(nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load the parameters and buffers of a state dict, which torch's module of the same layers may have made.
+
+        Args:
+            state_dict: name → tensor of the shape and dtype that the parameter or buffer has.
+            strict: whether each name has to be there, and no other.
+            assign: whether the tensors themselves become the parameters and buffers; by default their values are
+                copied.
 
         Raises:
             UsageError: a name, a shape or a dtype is another; nothing has changed.
@@ -202,6 +216,9 @@ class Sequential(Module, nn.Sequential):
 
     def append(self, module: nn.Module) -> Self:
         """Put a module at the end.
+
+        Args:
+            module: a layer of `onnxline.authoring` or of `torch.nn`.
 
         Raises:
             UsageError: it is no module.

@@ -23,6 +23,9 @@ class OptimizerSpec:
     def make(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
         """The optimizer of torch with these settings, which schedulers and state dicts know.
 
+        Args:
+            parameters: the parameters to train.
+
         Raises:
             UsageError: torch refuses a setting.
         """

@@ -177,6 +177,9 @@ class RunConfig(Section):
     def of_part(self, name: str) -> RunConfig:
         """The configuration of one part, which is a run like any other.
 
+        Args:
+            name: a key of `parts`.
+
         Raises:
             ConfigError: a key of `parts.NAME` is wrong.
         """
@@ -255,6 +258,8 @@ class RunConfig(Section):
         """Check a configuration that Python gives as a dict; relative paths in it are relative to `base_dir`.
 
         Args:
+            data: the keys of a configuration file, nested.
+            base_dir: a folder.
             title: what messages call it.
 
         Raises:

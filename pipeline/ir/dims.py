@@ -171,6 +171,10 @@ def as_states(graph: Graph, pairs: Mapping[str, str]) -> Graph:
     These inputs and outputs are no longer in the signature: the values live with the program, which may write the new
     one over the old one. They have no value at first; `give_states` or the first feed gives it.
 
+    Args:
+        graph: the graph, which stays as it is.
+        pairs: input → output, of equal shape and dtype.
+
     Raises:
         UsageError: there is no such input or output, or the two have different shapes or dtypes.
     """
@@ -202,6 +206,10 @@ Dims = Mapping[str, int]
 def fix_dims(graph: Graph, dims: Dims) -> Graph:
     """`graph` and its bodies with concrete shapes, strides and attributes, without ranges and guards.
 
+    Args:
+        graph: the graph, which stays as it is.
+        dims: name of a dim → its size; every name of the graph has to be there.
+
     Raises:
         UsageError: a name is missing or unknown, or a range or guard does not hold; the message names every violation.
     """
@@ -220,6 +228,10 @@ def dims_of(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]
 
     A size that is an expression of one name is solved as if it were linear (`2*batch`); the solution is checked
     against every shape in the end.
+
+    Args:
+        graph: the graph with named dims.
+        shapes: input → its concrete shape; an input without named dims may be left out.
 
     Raises:
         UsageError: no sizes of the dims give these shapes; the message names every input that does not fit.

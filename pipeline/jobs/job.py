@@ -100,7 +100,11 @@ class JobExecutor(Protocol):
     """Runs jobs in other processes."""
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
-        """Yield the outcome of each job, as they end. Closing the iterator stops the running jobs."""
+        """Yield the outcome of each job, as they end. Closing the iterator stops the running jobs.
+
+        Args:
+            jobs: the jobs; a job that comes after others stands after them.
+        """
         ...
 
 

@@ -192,6 +192,10 @@ DIGITS = 32
 def choose_executor(ray: str | None = None, processes: int | None = None) -> JobExecutor:
     """An executor on a Ray cluster if its address is given; else on processes of this machine.
 
+    Args:
+        ray: the address of the cluster.
+        processes: how many jobs run at the same time.
+
     Raises:
         UsageError: both are given, ray is not installed, or an argument is of another type.
     """

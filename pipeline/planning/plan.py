@@ -85,6 +85,9 @@ class MemoryMap:
 def parse_regions(text: str) -> tuple[MemoryRegion, ...]:
     """`sram:2MiB,dram` as regions, the fastest first; only the last may be as large as it has to be.
 
+    Args:
+        text: names with sizes, separated by commas; a size has a unit of bytes, such as KiB.
+
     Raises:
         UsageError: another form, a size of 0, or regions that `check_regions` refuses.
     """
@@ -240,6 +243,11 @@ def make_plan(graph: Graph, calls: Sequence[KernelCall], alignment: int = ALIGNM
 
     `alignment`: bytes, of the device that the plan is for.
 
+    Args:
+        graph: a graph with concrete sizes.
+        calls: the result of `lower(graph)`.
+        alignment: in bytes, of each offset in the arena; the device of the plan asks for it.
+
     Raises:
         UsageError: a dimension is still a name, or a value is larger than any memory.
         InternalError: the calls are not those of the graph.
@@ -332,6 +340,9 @@ def _refuse_endless_values(graph: Graph) -> None:
 @expects(graph=a(Graph, "a Graph"))
 def refuse_named_dims(graph: Graph) -> None:
     """Check that every size of the graph is a number.
+
+    Args:
+        graph: the graph to check.
 
     Raises:
         UsageError: a dimension is still a name.

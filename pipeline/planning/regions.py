@@ -40,7 +40,11 @@ class Occupant:
 
 @expects(plan=a(ExecutionPlan, "an ExecutionPlan"))
 def occupants(plan: ExecutionPlan) -> dict[int, Occupant]:
-    """By root, in the order of offsets in the plan; classes without bytes are left out."""
+    """By root, in the order of offsets in the plan; classes without bytes are left out.
+
+    Args:
+        plan: the plan whose arena is read.
+    """
     calls: dict[int, list[int]] = {root: [] for root in plan.offsets}
     for at, call in enumerate(plan.calls):
         for root in {plan.root(vid) for vid in (*call.in_vids, *call.out_vids)} & calls.keys():
@@ -62,7 +66,12 @@ def occupants(plan: ExecutionPlan) -> dict[int, Occupant]:
 
 @expects(everyone=A_LIST, calls=WHOLE)
 def alive_bytes(everyone: Sequence[Occupant], calls: int) -> list[int]:
-    """By call, the bytes that are alive in it."""
+    """By call, the bytes that are alive in it.
+
+    Args:
+        everyone: the occupants of a plan, in any order.
+        calls: how many calls the plan has.
+    """
     change = [0] * (calls + 2)
     for occupant in everyone:
         change[occupant.life.first] += occupant.nbytes
@@ -82,8 +91,12 @@ SHOWN: Final = 3
 def map_memory(
     plan: ExecutionPlan, regions: Sequence[MemoryRegion], pins: Mapping[str, str] | None = None
 ) -> ExecutionPlan:
-    """`plan` with a memory map. `pins`: {name of a value: name of the region that holds the value during its whole
-    life}.
+    """`plan` with a memory map.
+
+    Args:
+        plan: the plan, which stays as it is.
+        regions: from the fastest to the slowest.
+        pins: name of a value → name of the region that holds the value during its whole life.
 
     Raises:
         UsageError: a pin of a value or region that is not there, or regions that are too small or that

@@ -64,6 +64,11 @@ def compare_values(model: DetachedModel, other: DetachedModel, samples: Iterable
 
     A value that the other model has not is passed over: an op that reads it counts as reading what it was made from.
 
+    Args:
+        model: the model whose values are compared, such as the float model.
+        other: the model that has values of the same names, such as its quantized form.
+        samples: name of an input → array, for each sample.
+
     Raises:
         StepFailed: onnxruntime refuses one of the models.
         UsageError: an argument is of another type.
@@ -93,6 +98,7 @@ def find_jump(values: Sequence[ComparedValue], expected_db: float = 12.0) -> Com
     all; None if there is none.
 
     Args:
+        values: what `compare_values` returns.
         expected_db: what a step of the formats in use has at least. Weights of 4 bits leave a product some 20 dB.
     """
     return next((value for value in values if value.own_db < expected_db or value.constant), None)

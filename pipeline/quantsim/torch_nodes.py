@@ -277,6 +277,9 @@ class TorchRun:
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The outputs of one sample.
 
+        Args:
+            feeds: name of an input → array of its shape and dtype.
+
         Raises:
             Unsupported: torch has no function for an operator of floats, or torchao none for a type.
         """

@@ -44,6 +44,13 @@ class CheckedBuilder(GraphBuilder):
 
         Returns None for an op with named dims, whose kernel call is made when they have sizes.
 
+        Args:
+            kind: the operator, such as `aten.add.Tensor`.
+            name: the op's name, for messages.
+            attrs: the operator's other arguments by name.
+            ins: shape, dtype and device of each operand.
+            outs: shape, dtype and device of each result.
+
         Raises:
             UsageError: there is no such operator; the operator does not take these inputs or attributes; or it makes
                 other shapes or dtypes than `outs` says.
@@ -58,6 +65,11 @@ class CheckedBuilder(GraphBuilder):
 
     def complete_arguments(self, kind: str, operands: int, given: Mapping[str, Attr]) -> dict[str, Attr]:
         """Say where the operands of a call go, in the order of its operator's arguments, unless `given` says so.
+
+        Args:
+            kind: the operator.
+            operands: how many operands the call has.
+            given: the attributes of the call.
 
         Raises:
             UsageError: more operands than the operator takes.
@@ -88,6 +100,9 @@ class CheckedBuilder(GraphBuilder):
 
     def build(self, outputs: Sequence[int]) -> Graph:
         """Freeze what was added.
+
+        Args:
+            outputs: vids of the values that the graph returns, in order.
 
         Raises:
             UsageError: outputs that are no vids, a value that was declared and that no op makes, or a payload that

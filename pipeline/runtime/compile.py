@@ -199,7 +199,12 @@ class CompiledProgram(Replayable):
 
     @expects(feed=MAPPING, copy=FLAG)
     def run_updating(self, feed: Feed, *, copy: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Outputs as from `run`, and {updated input: its value after the run}; the caller's tensors are not changed."""
+        """Outputs as from `run`, and {updated input: its value after the run}; the caller's tensors are not changed.
+
+        Args:
+            feed: as in `run`.
+            copy: as in `run`.
+        """
         with self._turn():
             return self.context.run_updating(feed, copy=copy)
 
@@ -277,6 +282,9 @@ class CompiledProgram(Replayable):
     @expects(states=MAPPING)
     def give_states(self, states: Feed) -> None:
         """Set states by name; the others are not changed.
+
+        Args:
+            states: name of a state → tensor of its shape and dtype.
 
         Raises:
             UsageError: there is no such state, or the tensor has another shape or dtype.

@@ -48,7 +48,12 @@ class EntryPoint(Replayable):
 
     @expects(feed=MAPPING, copy=FLAG)
     def run(self, feed: Feed, *, copy: bool = True) -> dict[str, torch.Tensor]:
-        """As `CompiledEntries.run` of this entry point."""
+        """As `CompiledEntries.run` of this entry point.
+
+        Args:
+            feed: as in `CompiledEntries.run`.
+            copy: as in `CompiledEntries.run`.
+        """
         with self._turn():
             return self._context.run(feed, copy=copy)
 
@@ -136,6 +141,9 @@ class CompiledEntries(ProcessBound):
     def entry(self, name: str) -> EntryPoint:
         """One entry point, with `capture` and `replay`.
 
+        Args:
+            name: a key of the entries that were compiled.
+
         Raises:
             UsageError: there is none of this name.
         """
@@ -156,6 +164,9 @@ class CompiledEntries(ProcessBound):
     @expects(states=MAPPING)
     def give_states(self, states: Feed) -> None:
         """Set states by name; the others are not changed.
+
+        Args:
+            states: name of a state → tensor of its shape and dtype.
 
         Raises:
             UsageError: no such state, or another shape or dtype.

@@ -98,6 +98,10 @@ class SizedProgram(Replayable):
     def run(self, feed: Feed, *, copy: bool = True) -> dict[str, torch.Tensor]:
         """Outputs by name. With buckets the inputs are filled up with zeros, and the outputs cut again.
 
+        Args:
+            feed: input → tensor of its dtype and device, and of any shape for which the graph holds.
+            copy: as in `CompiledProgram.run`.
+
         Raises:
             UsageError: shapes for which the graph does not hold, sizes above every bucket, or as `CompiledProgram.run`.
         """
@@ -116,6 +120,9 @@ class SizedProgram(Replayable):
     @expects(feed=MAPPING)
     def run_updating(self, feed: Feed) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Outputs, and {updated input: its value after the run}, for exactly the sizes of the feed: without buckets.
+
+        Args:
+            feed: as in `run`.
 
         Raises:
             UsageError: as `run`.
@@ -138,6 +145,9 @@ class SizedProgram(Replayable):
     @expects(states=MAPPING)
     def give_states(self, states: Feed) -> None:
         """Set states by name, of a program that ran before; the others are not changed.
+
+        Args:
+            states: name of a state → tensor of its shape and dtype.
 
         Raises:
             UsageError: no such state, another shape or dtype, or nothing was run yet.

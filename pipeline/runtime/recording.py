@@ -177,6 +177,10 @@ class RecordingDevice(StreamDevice):
     def touch(self, tensors: Sequence[torch.Tensor], written: Sequence[torch.Tensor]) -> None:
         """Count a launch of the current stream, and check that it is in order with others on the same memory.
 
+        Args:
+            tensors: the tensors that the launch reads or writes.
+            written: the tensors that it writes.
+
         Raises:
             RuntimeError: another stream wrote there, or reads what is written, and nobody waited for it.
         """
@@ -203,7 +207,14 @@ class RecordingDevice(StreamDevice):
             raise RuntimeError(f"operation not permitted when stream is capturing: it {does}")
 
     def call(self, mode: DeviceMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One operator: a launch, or while a graph is recorded an entry of it. Threads take turns."""
+        """One operator: a launch, or while a graph is recorded an entry of it. Threads take turns.
+
+        Args:
+            mode: the mode that has caught the call.
+            func: torch's operator.
+            args: its positional arguments.
+            kwargs: its arguments by name.
+        """
         with self.memory.lock:
             return self._call(mode, func, args, kwargs)
 

@@ -129,13 +129,20 @@ class IRExecutor:
     def load_weights(self, path: str | Path) -> None:
         """Take the weights of a file.
 
+        Args:
+            path: a file or folder that `load_weights` takes.
+
         Raises:
             WeightLoadError: it cannot be read.
         """
         self.load_weights_from_state_dict(load_weights(path))
 
     def load_weights_from_state_dict(self, state_dict: Tensors) -> None:
-        """Take these weights; what earlier runs have written to buffers is forgotten."""
+        """Take these weights; what earlier runs have written to buffers is forgotten.
+
+        Args:
+            state_dict: name in the checkpoint → tensor of the weight's shape and dtype.
+        """
         weights = by_name("weights", state_dict, ExecutionError)
         with self._alone:
             self._weights, self._bound = weights, None
@@ -149,6 +156,9 @@ class IRExecutor:
 
         They are copied; the rest stay. So a run that failed can be undone, and a cache that was kept be used again.
 
+        Args:
+            states: name of a buffer → tensor of its shape and dtype.
+
         Raises:
             ExecutionError: the model writes to no such buffer, or it has another shape or dtype.
         """
@@ -159,6 +169,9 @@ class IRExecutor:
 
     def refuse_without_weights(self, said: str = NOT_LOADED) -> None:
         """Check that each weight has a value.
+
+        Args:
+            said: the sentence of the error before the names of the weights.
 
         Raises:
             NoWeights: no weights were given, and there are some that neither the IR nor `constants` has.
@@ -172,6 +185,11 @@ class IRExecutor:
         """The outputs, in the order of `ir.graph_outputs`.
 
         `inputs` and `kwargs` nest as the model takes them; all tensors in a row do too, or a mapping by input name.
+
+        Args:
+            inputs: the positional arguments, nested as the model takes them; or all tensors in a row, or name → tensor.
+            kwargs: the arguments by name, nested as the model takes them.
+            constants: tensors by name that go before the weights and before what the IR holds, in this run alone.
 
         Raises:
             ExecutionError: weights were never loaded; inputs, weights or constants are missing or do not fit (one
@@ -191,6 +209,10 @@ class IRExecutor:
 
     def walk(self, inputs: Inputs, kwargs: Mapping[str, Any] | None = None) -> Iterator[Step]:
         """Every op with its results in the order of a run op by op, the ops of bodies before the op around them.
+
+        Args:
+            inputs: as in `execute`.
+            kwargs: as in `execute`.
 
         Raises:
             ExecutionError: as `execute`.

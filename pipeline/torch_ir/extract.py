@@ -106,6 +106,13 @@ def export_model(
 ) -> ExportedProgram:
     """torch.export's program of `model`, with the conditions of `extract_ir`.
 
+    Args:
+        model: as in `extract_ir`.
+        example_inputs: as in `extract_ir`.
+        kwargs: as in `extract_ir`.
+        dynamic_shapes: as in `extract_ir`.
+        strict: as in `extract_ir`.
+
     Raises:
         ExportError: torch.export does not take the model, or something is not on meta as `strict` asks.
     """
@@ -308,8 +315,14 @@ def convert_exported_program(
 ) -> IR:
     """The IR of a program of torch.export.
 
-    `dims` names its symbols {"s77": "batch"}, `tied` further names of weights (default: those that the program knows to
-    be one tensor), `constants` what it lacks on meta.
+    Args:
+        exported: the program.
+        model_name: the name of the IR.
+        strict: ignored; there is one way to convert, which leaves nothing out.
+        functionalize: as in `extract_ir`.
+        dims: torch's symbol → the name of the dim, as {"s77": "batch"}.
+        tied: name of a weight → its further names; by default, those that the program knows to be one tensor.
+        constants: name → tensor, of constants that the program has on the device meta.
 
     Raises:
         ConversionError: the program holds something that the IR cannot; the message names the node and its line.

@@ -71,7 +71,15 @@ class IR:
         pytorch_version: str = torch.__version__,
         unsaved: frozenset[str] = frozenset(),
     ) -> IR:
-        """The IR whose graph is `graph`."""
+        """The IR whose graph is `graph`.
+
+        Args:
+            graph: the graph.
+            constants: name → tensor, of the constants in the graph.
+            signature: how the arguments and the result of the model nest; by default, nobody knows.
+            pytorch_version: torch's version that the graph comes from.
+            unsaved: names of the buffers that no checkpoint has.
+        """
         return cls._without_view(
             graph=graph,
             constants=ConstantView(constants or {}),
@@ -133,6 +141,9 @@ class IR:
     def from_dict(cls, data: Mapping[str, Any]) -> IR:
         """The IR that `to_dict` wrote, or pytorch-ir.
 
+        Args:
+            data: what `json.load` gives for a file of `save`.
+
         Raises:
             SerializationError: the data is no IR, or of a later format.
         """
@@ -142,9 +153,13 @@ class IR:
     def save(self, path: str | Path, *, threshold: int = THRESHOLD) -> None:
         """Write the IR as JSON, at once; `m.json.zst` is packed. Constants over `threshold` bytes get another file.
 
+        Args:
+            path: the file to write; a name that ends with `.zst` packs it.
+            threshold: in bytes, `math.inf` for one file; larger constants get a file next to `path`.
+
         Raises:
-            SerializationError: a file cannot be written, and what was there stays; or `threshold` is no number of 0
-                or more; with infinity, all constants are in the JSON.
+            SerializationError: a file cannot be written, and the old file stays; or `threshold` is no number of 0 or
+                more.
         """
         path = path_of("the IR", path, SerializationError)
         if threshold != math.inf:
@@ -156,6 +171,9 @@ class IR:
     @pause_collector()
     def load(cls, path: str | Path) -> IR:
         """The IR of a file of `save`, or of pytorch-ir.
+
+        Args:
+            path: the file; its constants lie next to it.
 
         Raises:
             NoIRFile: there is no such file (a FileNotFoundError too).
@@ -255,12 +273,19 @@ def an_ir(given: Any, error: type[UsageError]) -> IR:
 
 
 def serialize_ir(ir: IR) -> str:
-    """The IR as one string of JSON, constants included."""
+    """The IR as one string of JSON, constants included.
+
+    Args:
+        ir: the IR.
+    """
     return json.dumps(an_ir(ir, SerializationError).to_dict(), allow_nan=False)
 
 
 def deserialize_ir(json_str: str | bytes) -> IR:
     """The IR of a string of `serialize_ir`.
+
+    Args:
+        json_str: the text, or its UTF-8 bytes.
 
     Raises:
         SerializationError: it is no text, no JSON, or no IR.
@@ -276,6 +301,10 @@ def deserialize_ir(json_str: str | bytes) -> IR:
 def save_ir(ir: IR, path: str | Path) -> None:
     """`ir.save(path)`; makes the folder if there is none.
 
+    Args:
+        ir: the IR.
+        path: the file to write.
+
     Raises:
         SerializationError: the file cannot be written.
     """
@@ -288,6 +317,9 @@ def save_ir(ir: IR, path: str | Path) -> None:
 def load_ir(path: str | Path) -> IR:
     """`IR.load(path)`.
 
+    Args:
+        path: the file.
+
     Raises:
         NoIRFile: there is no such file (a FileNotFoundError too).
         SerializationError: it is no IR.
@@ -297,6 +329,9 @@ def load_ir(path: str | Path) -> IR:
 
 def validate_ir(ir: IR) -> bool:
     """Check the IR against every rule of the Graph. Returns True.
+
+    Args:
+        ir: the IR.
 
     Raises:
         SerializationError: a rule is broken, or a tensor is used that nothing makes; the message lists all.

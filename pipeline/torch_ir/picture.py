@@ -135,6 +135,10 @@ def ir_to_mermaid(ir: IR, max_nodes: int = 30, include_weights: bool = True, *, 
 def generate_op_distribution_pie(ir: IR, top_n: int = 10) -> str:
     """How many nodes there are of each type; what comes after the first `top_n` types is one slice.
 
+    Args:
+        ir: the IR.
+        top_n: how many types have a slice of their own.
+
     Raises:
         UsageError: it is no IR, or `top_n` is no integer of 0 or more.
     """

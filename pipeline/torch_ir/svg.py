@@ -26,6 +26,11 @@ PORT: Final = (5.0, 5.0)
 def ir_to_svg(ir: IR, max_nodes: int = 150, include_weights: bool = True) -> str:
     """The graph as SVG: at most `max_nodes` boxes, with modules folded as far as that takes.
 
+    Args:
+        ir: the IR.
+        max_nodes: how many boxes there are at most.
+        include_weights: whether parameters and constants have boxes.
+
     Raises:
         UsageError: it is no IR, or `max_nodes` is no integer of 0 or more.
     """

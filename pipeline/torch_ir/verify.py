@@ -136,6 +136,18 @@ def verify_ir(
 ) -> Verdict:
     """`verify_ir_with_state_dict`, with weights from a file.
 
+    Args:
+        ir: the IR.
+        weights_path: a file or folder that `load_weights` takes.
+        original_model: as in `verify_ir_with_state_dict`, like all arguments after it.
+        test_inputs: positional arguments of the model.
+        rtol: relative tolerance.
+        atol: absolute tolerance.
+        constants: tensors by name.
+        kwargs: arguments of the model by name.
+        localize: whether the report names the first node that differs.
+        device: where the IR runs.
+
     Raises:
         WeightLoadError: the file cannot be read.
         ExecutionError: see there.
@@ -159,11 +171,21 @@ def verify_ir_with_state_dict(
     """(whether `ir` computes what `original_model` computes, a report).
 
     Compared are all tensors of the result, the structure that they are in, and the inputs, buffers and parameters that
-    either side writes to.
-    The model is run as it is, in train or eval mode, but on a deep copy, and the inputs are copied: nothing of the
-    caller's changes. Tolerances are those of each tensor's dtype (1e-5 for float32) unless they are given; integers and
-    bools have to be equal. `localize` names the first node that differs, where something differs. The IR runs on
-    `device`, as in `execute_ir`; the model runs where it is.
+    either side writes to. A deep copy of the model is run, in the mode that the model is in, on copies of the inputs:
+    nothing of the caller's changes.
+
+    Args:
+        ir: the IR.
+        state_dict: name in the checkpoint → tensor of the weight's shape and dtype.
+        original_model: the model, which runs where it is.
+        test_inputs: positional arguments of the model.
+        rtol: relative tolerance; by default that of each tensor's dtype (1e-5 for float32). Integers and bools have to
+            be equal.
+        atol: absolute tolerance; by default that of each tensor's dtype.
+        constants: tensors by name that go before `state_dict` and before what the IR holds.
+        kwargs: arguments of the model by name.
+        localize: whether the report names the first node that differs.
+        device: where the IR runs, as in `execute_ir`.
 
     Raises:
         ExecutionError: something is of another type than is asked for here, a tolerance is negative, NaN or infinite,
@@ -198,7 +220,16 @@ class IRVerifier:
         constants: Tensors | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> Verdict:
-        """See `verify_ir_with_state_dict`."""
+        """Verify an IR as `verify_ir_with_state_dict` does.
+
+        Args:
+            ir: the IR.
+            weights: name in the checkpoint → tensor of the weight's shape and dtype.
+            model: the model, which runs where it is.
+            inputs: positional arguments of the model.
+            constants: tensors by name that go before `weights` and before what the IR holds.
+            kwargs: arguments of the model by name.
+        """
         ir, model = an_ir(ir, ExecutionError), a_module(model, ExecutionError)
         inputs = arguments("test_inputs", inputs, ExecutionError)
         kwargs = {} if kwargs is None else dict(by_name("kwargs", kwargs, ExecutionError))

@@ -214,6 +214,9 @@ def load_weights(path: str | Path) -> State:
 
     A file of `torch.save` may have any other name too, as `last.ckpt`. Nothing but tensors is unpickled.
 
+    Args:
+        path: the file or folder.
+
     Raises:
         NoWeightFile: there is no such file (a FileNotFoundError too).
         WeightLoadError: it is broken, or it holds something else than tensors.
@@ -224,6 +227,9 @@ def load_weights(path: str | Path) -> State:
 def load_weights_pt(path: str | Path) -> State:
     """Name → tensor, of a file of `torch.save`, whatever it is called. Nothing but tensors is unpickled.
 
+    Args:
+        path: the file.
+
     Raises:
         WeightLoadError: it cannot be read, or holds something else than tensors.
     """
@@ -232,6 +238,9 @@ def load_weights_pt(path: str | Path) -> State:
 
 def load_weights_safetensors(path: str | Path) -> State:
     """Name → tensor, of a safetensors file, whatever it is called.
+
+    Args:
+        path: the file.
 
     Raises:
         WeightLoadError: it cannot be read.

@@ -183,7 +183,11 @@ class GraphModule(nn.Module):
         return [self.get_parameter(name) for name in self.trained if name not in self._ratios.values()]
 
     def trained_numbers(self, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
-        """{name of the value in the graph: trained array}, from a state dict; by default, the module's own."""
+        """{name of the value in the graph: trained array}, from a state dict; by default, the module's own.
+
+        Args:
+            state: a state dict of this module.
+        """
         state = self.state_dict() if state is None else state
         scales = {self.value_names[name]: state[name] * state[ratio] for name, ratio in self._ratios.items()}
         weights = [name for name in self.trained if name not in self._ratios.values()]

@@ -96,6 +96,9 @@ class TrainProgram(ProcessBound):
 
         Entries of a mapping that have the name of a state are ignored, with one warning.
 
+        Args:
+            batch: tensors of the form, shapes, dtypes and device of the example batch.
+
         Raises:
             UsageError: the batch is not like the example: another form, shape, dtype or device.
             NotFinite: the loss is not finite, or a gradient where these are clipped or checked; nothing has changed.
@@ -167,6 +170,9 @@ class TrainProgram(ProcessBound):
     def save(self, path: str | Path) -> None:
         """Write all states to a safetensors file, under a temporary name first.
 
+        Args:
+            path: the file to write; a file there is replaced as a whole.
+
         Raises:
             UsageError: the folder does not exist.
         """
@@ -176,19 +182,29 @@ class TrainProgram(ProcessBound):
     def load(self, path: str | Path) -> None:
         """Go on from a file that `save` wrote.
 
+        Args:
+            path: a file of `save`, of a program that was recorded from the same module and optimizer.
+
         Raises:
             UsageError: there is no such file, or another program wrote it.
         """
         self.restore(read_snapshot(Path(path), self._compiled.states()))
 
     def tensors(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """All that the next step reads, by the names of values: the batch, states and constants."""
+        """All that the next step reads, by the names of values: the batch, states and constants.
+
+        Args:
+            batch: as in `step`.
+        """
         return {**self._sources.constants, **self.snapshot().states, **self._layout.tensors(batch)}
 
     def walk(self, batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:
         """Do a step launch by launch, and yield (name, tensor) for each value that a launch computes; for debugging.
 
         The tensors are memory of the plan, which a later launch may overwrite.
+
+        Args:
+            batch: as in `step`.
         """
         plan = self._compiled.plan
         feed = {name: self._layout.tensors(batch)[name] for name in self._names}
@@ -204,6 +220,9 @@ class TrainProgram(ProcessBound):
 
     def load_state_dict(self, found: Mapping[str, Mapping[str, Any]]) -> None:
         """Set states from `{"module": module.state_dict(), "optimizer": optimizer.state_dict()}`, one of them or both.
+
+        Args:
+            found: `module` → a state dict of the module, `optimizer` → a state dict of the optimizer.
 
         Raises:
             UsageError: a name, a shape or a setting of the optimizer is not that of this program.
@@ -239,6 +258,13 @@ class TrainProgram(ProcessBound):
         A copy of the module is exported in evaluation mode, with the inputs of the example batch or with `args` and
         `kwargs`; every pass is proven against it. A module that `as_module` made of an ONNX model goes back into that
         model first. `keep` and `options` are those of `onnxline.optimize`.
+
+        Args:
+            path: the ONNX file to write.
+            args: inputs of the export; by default those of the example batch.
+            kwargs: inputs of the export by name.
+            keep: structures to keep, as in `onnxline.optimize`.
+            options: further arguments of `onnxline.optimize`.
 
         Raises:
             OnnxlineError: as `onnxline.optimize`.

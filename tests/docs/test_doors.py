@@ -5,7 +5,8 @@ from __future__ import annotations
 import doctest
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,6 +77,33 @@ def test_the_example_runs_as_it_is_shown(name: str, tmp_path: Path, monkeypatch:
     report: list[str] = []
     doctest.DocTestRunner().run(example, out=report.append)
     assert not report, "".join(report)
+
+
+def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """What the rooms of `onnxline` show: functions, and the methods that a class of theirs documents."""
+    rooms = [onnxline, *(import_module(f"onnxline.{room}") for room in onnxline.ROOMS)]
+    shown = {f"{room.__name__}.{name}": getattr(room, name) for room in rooms for name in room.__all__}
+    for name, thing in shown.items():
+        if inspect.isfunction(thing):
+            yield name, thing
+        for method, stored in vars(thing).items() if inspect.isclass(thing) else ():
+            plain = getattr(stored, "__func__", stored)
+            if inspect.isfunction(plain) and not method.startswith("_") and plain.__doc__:
+                yield f"{name}.{method}", plain
+
+
+def test_each_public_function_names_its_parameters() -> None:
+    """In its Args, or as `name` in its sentences; a method without a docstring overrides one that has it."""
+    unnamed: dict[str, set[str]] = {}
+    for name, function in public_functions():
+        if function.__module__ == "tests.conftest":  # it lends running workers in place of `open_context`
+            continue
+        said = " ".join(re.findall(r"^ {4}\w+: |`[^`]+`", inspect.getdoc(function) or "", re.MULTILINE))
+        wanted = [*inspect.signature(function).parameters]
+        missing = {*wanted} - {"self", "cls", "_"} - {*re.findall(r"\w+", said)}
+        if missing:
+            unnamed[name] = missing
+    assert unnamed == {}
 
 
 def test_the_files_of_which_ruff_reads_the_docstrings_are_there() -> None:

@@ -131,6 +131,12 @@ class Capture(ProcessBound):
         the others keep what they have, and the feed may leave them out. States and generators are first put back to
         `restore`, if it is given.
 
+        Args:
+            feed: input → tensor of the shape, dtype and device that the capture recorded.
+            copy: whether outputs are copies; if not, they are views that the next replay overwrites.
+            changed: the inputs to copy; the others keep their values, and the feed may leave them out.
+            restore: a snapshot that states and generators are put back to first.
+
         Raises:
             UsageError: the feed does not fit the signature, or a state has no value.
             DataError: an index in the feed is out of range (a UsageError too).
@@ -143,7 +149,14 @@ class Capture(ProcessBound):
     def replay_fitting(
         self, feed: Feed, *, copy: bool, changed: Collection[str] | None = None, restore: Snapshot | None = None
     ) -> Mapping[str, torch.Tensor]:
-        """`replay` of a feed that is known to fit, since this capture was found by the feed's signature."""
+        """`replay` of a feed that is known to fit, since this capture was found by the feed's signature.
+
+        Args:
+            feed: as in `replay`.
+            copy: as in `replay`.
+            changed: as in `replay`.
+            restore: as in `replay`.
+        """
         if restore is not None:
             self._session.restore(restore)
         if changed is None and len(feed) != len(self._copied):  # a feed that fits has all copied values
@@ -191,6 +204,9 @@ class Capture(ProcessBound):
 
     def take_others(self, feed: Feed) -> None:
         """Take what a feed has in addition to the copied values: live ones are written, static ones are ignored.
+
+        Args:
+            feed: name → tensor; the copied values among them are passed over.
 
         Raises:
             UsageError: a name that the plan does not have, or a live value that does not fit.

@@ -53,16 +53,30 @@ class CacheSpec:
 
     @staticmethod
     def of(shape: Sequence[int], dtype: torch.dtype) -> CacheSpec:
-        """The spec of a tensor (1, heads, any length, width), such as one that prefill returns."""
+        """The spec of a tensor (1, heads, any length, width), such as one that prefill returns.
+
+        Args:
+            shape: (1, heads, any length, width).
+            dtype: the dtype of the cache.
+        """
         return CacheSpec(shape[1], shape[3], dtype)
 
     def zeros(self, length: int, device: torch.device | str) -> Tensor:
-        """(1, heads, length, width), as the cache is before the first token."""
+        """(1, heads, length, width), as the cache is before the first token.
+
+        Args:
+            length: how many tokens the cache holds.
+            device: where the tensor is made.
+        """
         return torch.zeros(1, self.heads, length, self.width, dtype=self.dtype, device=device)
 
 
 def cache_specs(model: nn.Module) -> tuple[CacheSpec, ...]:
-    """The specs of k0, v0, k1, v1, …, from one call of the model with one token, on its own device."""
+    """The specs of k0, v0, k1, v1, …, from one call of the model with one token, on its own device.
+
+    Args:
+        model: a decoder of transformers.
+    """
     token = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
     with torch.no_grad(), as_exporting():  # some operators that experts use otherwise take one dtype only on meta
         _, *states = Prefill(model)(*_prefill_tensors(token))
@@ -70,14 +84,25 @@ def cache_specs(model: nn.Module) -> tuple[CacheSpec, ...]:
 
 
 def prefill_inputs(sizes: CacheSizes, device: torch.device | str = "meta") -> tuple[Tensor, ...]:
-    """input_ids, attention_mask and position_ids of `Prefill`: tokens 0 at positions 0, 1, …"""
+    """input_ids, attention_mask and position_ids of `Prefill`: tokens 0 at positions 0, 1, …
+
+    Args:
+        sizes: the length of the prompt and of the cache, in tokens.
+        device: where the tensors are made.
+    """
     return _prefill_tensors(torch.zeros(1, sizes.prefill_len, dtype=torch.int64, device=device))
 
 
 def decode_inputs(
     caches: Sequence[CacheSpec], sizes: CacheSizes, device: torch.device | str = "meta"
 ) -> tuple[Tensor, ...]:
-    """The inputs of `Decode`: token 0 at the position after the prompt, and empty caches."""
+    """The inputs of `Decode`: token 0 at the position after the prompt, and empty caches.
+
+    Args:
+        caches: the specs of k0, v0, k1, v1, ….
+        sizes: the length of the prompt and of the cache, in tokens.
+        device: where the tensors are made.
+    """
     token = torch.zeros(1, 1, dtype=torch.int64, device=device)
     empty = (cache.zeros(sizes.max_cache_len, device) for cache in caches)
     return (*_decode_tensors(token, sizes.prefill_len, sizes), *empty)
@@ -123,17 +148,29 @@ class KVMapping(TypedDict):
 
 
 def prefill_output_names(layers: int) -> tuple[str, ...]:
-    """Names for an ONNX export of `Prefill`; its inputs are PREFILL_INPUTS."""
+    """Names for an ONNX export of `Prefill`; its inputs are PREFILL_INPUTS.
+
+    Args:
+        layers: how many layers have a cache.
+    """
     return ("logits", *_pairs("key_{}", "value_{}", layers))
 
 
 def decode_input_names(layers: int) -> tuple[str, ...]:
-    """Names for an ONNX export of `Decode`."""
+    """Names for an ONNX export of `Decode`.
+
+    Args:
+        layers: how many layers have a cache.
+    """
     return (*DECODE_INPUTS, *_pairs("past_key_{}", "past_value_{}", layers))
 
 
 def decode_output_names(layers: int) -> tuple[str, ...]:
-    """Names for an ONNX export of `Decode`; as prefill's, since they mean the same."""
+    """Names for an ONNX export of `Decode`; as prefill's, since they mean the same.
+
+    Args:
+        layers: how many layers have a cache.
+    """
     return prefill_output_names(layers)
 
 
@@ -187,7 +224,12 @@ def _row(layer: int, *names: str) -> LayerMapping:
 
 
 def save_kv_mapping(mapping: KVMapping, path: Path) -> None:
-    """Write the mapping as JSON; a failed write leaves the old file."""
+    """Write the mapping as JSON; a failed write leaves the old file.
+
+    Args:
+        mapping: which output of the first graph is which input of the second.
+        path: the file to write.
+    """
     with replace_when_done(path) as temporary:
         temporary.write_text(json.dumps(mapping, indent=2) + "\n", encoding="utf-8")
 

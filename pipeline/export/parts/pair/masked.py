@@ -30,6 +30,7 @@ def causal_mask(query_positions: Tensor, key_length: int) -> Tensor:
 
     Args:
         query_positions: int64 (queries,), the position of each query in the sequence.
+        key_length: how many keys there are, in tokens.
 
     Source: seed document 000, `make_additive_causal_mask`.
     """
@@ -217,7 +218,8 @@ class Prefill(_Wrapper):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
         """
         Args:
-            input_ids, position_ids: int64 (1, length).
+            input_ids: int64 (1, length).
+            position_ids: int64 (1, length).
             attention_mask: float32 (1, 1, length, length), additive; see `causal_mask`.
 
         Returns:
@@ -244,7 +246,8 @@ class Decode(_Wrapper):
     ) -> tuple[Tensor, ...]:
         """
         Args:
-            input_ids, position_ids: int64 (1, new tokens).
+            input_ids: int64 (1, new tokens).
+            position_ids: int64 (1, new tokens).
             attention_mask: float32 (1, 1, new tokens, max_cache_len), additive; hides what is not yet written.
             cache_position: int64 (new tokens,), where in the caches the new states go.
             past_kv_flat: k0, v0, k1, v1, …, each (1, heads, max_cache_len, width).
