@@ -226,6 +226,8 @@ class _ConventionReader:
         for norm in find_norm_patterns(self._view):
             name = "LayerNormalization" if norm.centred else "RMSNormalization"
             nodes, scale = norm.nodes, self._scale_of(norm)
+            if all(node.op_type != "ReduceMean" for node in nodes):
+                continue  # AIMET 2.42 knows no mean by a sum
             means = [node for node in nodes if node.op_type == "ReduceMean" and node.input[0] == norm.x]
             if norm.centred and "RMSNormalization" in listed and any(len(node.input) > 1 for node in means):
                 name, nodes = "RMSNormalization", self._without_mean(norm, scale)

@@ -212,6 +212,28 @@ def test_a_mean_whose_axes_are_an_input_is_no_part_of_a_norm() -> None:
     assert quantized == outside | {"scale": "uint16"}
 
 
+def test_a_mean_by_a_sum_makes_no_norm() -> None:
+    """As TensorFlow writes it; magika's encodings were refused by aimet-onnx 2.42, which has a quantizer for each."""
+    model = model_of(
+        """g (float[2, 8] x) => (float[2, 8] y) {
+            t = ReduceSum (x, axes)
+            m = Div (t, size)
+            d = Sub (x, m)
+            s = Mul (d, d)
+            u = ReduceSum (s, axes)
+            v = Div (u, size)
+            e = Add (v, epsilon)
+            r = Sqrt (e)
+            y = Div (d, r)
+        }""",
+        axes=np.array([-1], np.int64),
+        size=np.array(8, np.float32),
+        epsilon=np.array(1e-5, np.float32),
+    )
+    found = formats(place_by(config(supergroup_pass_list=["LayerNormalization"]), model))
+    assert {found[name] for name in "xtmdsuvery"} == {"uint16"}
+
+
 def test_an_input_that_bodies_alone_read_is_not_rounded() -> None:
     model = model_of(
         """g (bool c, float[2] x, float[2] z) => (float[2] y) {
