@@ -26,8 +26,7 @@ _OWN_NAMES: Final = Path(__file__).resolve().parents[1] / "passes" / "worker" / 
 PREFIX: Final[str] = runpy.run_path(str(_OWN_NAMES))["choose_prefix"]()
 """What stands before `passes` and `pipeline` in this process: nothing, or `_onnxline.`."""
 
-_doors: Final = importlib.import_module(f"{PREFIX}passes.doors")
-_names, _find = _doors.open_door(__name__, __file__, PREFIX)
+_names, _find = importlib.import_module(f"{PREFIX}passes.doors").open_door(__name__, __file__, PREFIX)
 
 if TYPE_CHECKING:
     from passes.custom_ops import ArrayType as ArrayType
@@ -113,15 +112,13 @@ def open_room(home: str) -> tuple[Sequence[str], Callable[[str], Any]]:
     with _extras_named(home):
         room = importlib.import_module(PREFIX + home)
 
-    names = getattr(room, "__all__", None) or sorted(_doors.public_names(room.__file__))
-
     def find(name: str) -> Any:
-        if name not in names:
+        if name not in room.__all__:
             raise AttributeError(f"{home} has no public name {name!r}")
         with _extras_named(f"{home}.{name}"):
             return getattr(room, name)
 
-    return names, find
+    return room.__all__, find
 
 
 def __getattr__(name: str) -> Any:

@@ -7,13 +7,14 @@
 
 A type checker takes what is imported `as` its own name for public, and so does `public_names`; a shorter name is an
 assignment, `diff = compare_models`. The module is loaded when one of its names is first used: a part of a package must
-not load the whole.
+not load the whole. A door whose modules belong together loads them at once, and ends with `list_names(__name__)`.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -53,6 +54,16 @@ def open_door(package: str, file: str, prefix: str | None = None) -> tuple[list[
         return getattr(importlib.import_module((own_prefix if prefix is None else prefix) + home), own)
 
     return sorted(names), find
+
+
+def list_names(package: str) -> None:
+    """Give a door that loads its modules at once its `__all__`, by which `import *` and `help` leave these modules out.
+
+    Args:
+        package: the `__name__` of the door.
+    """
+    door = sys.modules[package]
+    vars(door)["__all__"] = sorted(public_names(str(door.__file__)))
 
 
 ENTRY: Final = re.compile(r"^ *from (\S+) import (\w+) as (\w+)$", re.MULTILINE)

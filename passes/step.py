@@ -198,7 +198,8 @@ class Step:
     narrows: bool = False
     """Whether the step was asked to change the declared shapes of the model's inputs."""
 
-    def __init_subclass__(cls, *, name: str = "", source: str = "", reads: Reads | None = None) -> None:
+    def __init_subclass__(cls, *, name: str = "", source: str = "", reads: Reads | None = None, **others: Any) -> None:
+        super().__init_subclass__(**others)  # a step may have other bases, such as Generic
         if name:
             cls.name = name
         if source:
@@ -206,7 +207,8 @@ class Step:
         if reads is not None:
             paragraph, _, _ = inspect.cleandoc(cls.__doc__ or "").partition("\n\n")
             does, _, _ = " ".join(paragraph.split()).partition(". ")
-            cls.description = Description(does.removesuffix("."), reads)
+            does = does.removesuffix(".") or "not described: its class has no docstring, or Python runs with -OO"
+            cls.description = Description(does, reads)
 
     @staticmethod
     def import_library() -> None:

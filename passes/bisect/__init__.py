@@ -19,5 +19,8 @@ from passes.bisect.result import Smallest as Smallest
 from passes.bisect.result import bisection_as_data as bisection_as_data
 from passes.bisect.result import bisection_text as bisection_text
 from passes.context import open_context as open_context
+from passes.doors import list_names
 from passes.recipe.recipe import steps_of as steps_of
 from passes.weights.detached import read_model as read_model
+
+list_names(__name__)

@@ -9,6 +9,7 @@ fit.py           the loop over steps, for any train program
 No gradient is written here: a graph that was emitted is a module by `training.as_module`, whose step is recorded.
 """
 
+from passes.doors import list_names
 from pipeline.authoring import functional as functional
 from pipeline.authoring.builder import ModelBuilder as ModelBuilder
 from pipeline.authoring.fit import FitLimits as FitLimits
@@ -45,3 +46,5 @@ from pipeline.authoring.optimizers import AdamW as AdamW
 from pipeline.authoring.optimizers import OptimizerSpec as OptimizerSpec
 from pipeline.authoring.tensors import IRTensor as IRTensor
 from pipeline.report.model import StepRecord as StepRecord
+
+list_names(__name__)

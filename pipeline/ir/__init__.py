@@ -3,6 +3,7 @@
 A graph by hand is made by `onnxline.Builder`, which holds each op against its operator.
 """
 
+from passes.doors import list_names
 from pipeline.ir.check import check as check
 from pipeline.ir.dims import as_states as as_states
 from pipeline.ir.dims import dims_of as dims_of
@@ -27,3 +28,5 @@ from pipeline.ir.json import to_json as to_json
 from pipeline.ir.parse import IRSyntaxError as IRSyntaxError
 from pipeline.ir.parse import from_text as from_text
 from pipeline.ir.text import to_text as to_text
+
+list_names(__name__)

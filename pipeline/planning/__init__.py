@@ -1,5 +1,6 @@
 """Lifetimes, aliases and arena offsets: kernel calls → ExecutionPlan, and an independent plan checker."""
 
+from passes.doors import list_names
 from pipeline.planning.check import check_against as check_against
 from pipeline.planning.check import check_plan as check_plan
 from pipeline.planning.files import PlanFile as PlanFile
@@ -24,3 +25,5 @@ from pipeline.planning.regions import Occupant as Occupant
 from pipeline.planning.regions import alive_bytes as alive_bytes
 from pipeline.planning.regions import map_memory as map_memory
 from pipeline.planning.regions import occupants as occupants
+
+list_names(__name__)

@@ -1,5 +1,6 @@
 """Graph → CompiledProgram → outputs, on torch tensors; `capture` once, `replay` many times."""
 
+from passes.doors import list_names
 from pipeline.runtime.capture import Capture as Capture
 from pipeline.runtime.capture import CaptureReport as CaptureReport
 from pipeline.runtime.capture import CaptureWarning as CaptureWarning
@@ -13,3 +14,5 @@ from pipeline.runtime.entries import compile_graphs as compile_graphs
 from pipeline.runtime.open_dims import SizedProgram as SizedProgram
 from pipeline.runtime.open_dims import compile_open_graph as compile_open_graph
 from pipeline.runtime.recording import RecordingDevice as RecordingDevice
+
+list_names(__name__)

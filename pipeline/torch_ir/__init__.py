@@ -1,5 +1,6 @@
 """The API of pytorch-ir on our IR: change `from torch_ir import …` to `from pipeline.torch_ir import …`."""
 
+from passes.doors import list_names
 from pipeline.torch_ir.errors import ConversionError as ConversionError
 from pipeline.torch_ir.errors import ExecutionError as ExecutionError
 from pipeline.torch_ir.errors import ExportError as ExportError
@@ -32,3 +33,5 @@ from pipeline.torch_ir.weights import load_weights as load_weights
 from pipeline.torch_ir.weights import load_weights_pt as load_weights_pt
 from pipeline.torch_ir.weights import load_weights_safetensors as load_weights_safetensors
 from pipeline.torch_ir.weights import validate_weights_against_ir as validate_weights_against_ir
+
+list_names(__name__)

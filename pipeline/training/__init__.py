@@ -14,6 +14,7 @@ trained.py      which of its weights are trained       qdq.py          a quantiz
 with_weights.py trained weights → the ONNX model that they came from, or an export of the module
 """
 
+from passes.doors import list_names
 from pipeline.events import Phase as Phase
 from pipeline.runtime.capture import Snapshot as Snapshot
 from pipeline.training.graph_module import GraphModule as GraphModule
@@ -25,3 +26,5 @@ from pipeline.training.record import record_step as record_step
 from pipeline.training.step_comparison import StepComparison as StepComparison
 from pipeline.training.step_comparison import compare_step as compare_step
 from pipeline.training.with_weights import with_weights as with_weights
+
+list_names(__name__)

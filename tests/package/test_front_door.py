@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,10 @@ def test_each_room_has_an_import_path(name: str) -> None:
     assert room is getattr(onnxline, name)
     assert room.__all__ and all(getattr(room, public) is not None for public in room.__all__)
     assert not hasattr(room, "__path__"), "a package would load the files of the room a second time"
+    [home] = re.findall(r'open_room\("(.+)"\)', Path(str(room.__file__)).read_text(encoding="utf-8"))
+    names: dict[str, object] = {}
+    exec(f"from {home} import *", names)
+    assert names.keys() - {"__builtins__"} == set(room.__all__), "a module such as pipeline.ir.json hides Python's own"
 
 
 ROOM_SCRIPT = """

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import onnxoptimizer
@@ -22,9 +23,40 @@ from passes.external.onnxsim import OnnxSim
 from passes.optimize import draw_feeds
 from passes.policy.policy import DESTROYS, GROUPS, Policy, groups_of, in_group
 from passes.recipe.recipe import OWN_STEPS, pass_names, steps_of
-from passes.step import UNDESCRIBED, CompositeStep, PassResult, flatten
+from passes.step import UNDESCRIBED, CompositeStep, Description, PassResult, Step, flatten
 from passes.weights.detached import DetachedModel, open_model
 from passes.weights.sessions import Session
+
+Kind = TypeVar("Kind")
+
+
+class Family(Step, Generic[Kind]):
+    """Steps of a user's that differ by a type."""
+
+
+class Marked:
+    marks: ClassVar[list[str]] = []
+
+    def __init_subclass__(cls, mark: str, **others: Any) -> None:
+        super().__init_subclass__(**others)
+        cls.marks.append(mark)
+
+
+def test_a_step_may_have_other_bases() -> None:
+    class Cleaned(Family[int], Marked, name="clean", reads="structure", mark="user"):
+        """Drop nodes. Nothing reads them."""
+
+    assert Marked.marks == ["user"] and Cleaned.name == "clean"
+    assert Cleaned.description == Description("Drop nodes", "structure")
+
+
+def test_a_step_without_a_docstring_says_so() -> None:
+    """Python that runs with -OO leaves docstrings out."""
+
+    class Silent(Step, name="silent", reads="values"):
+        pass
+
+    assert "no docstring" in Silent.description.does
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ off in places become graphs with regions. `kv_mapping` says which tensor of one 
 takes static.py, whose graphs make their masks and whose prefill writes into the cache.
 """
 
+from passes.doors import list_names
 from pipeline.export.parts.pair.generate import PREFILL_INPUTS as PREFILL_INPUTS
 from pipeline.export.parts.pair.generate import CacheSizes as CacheSizes
 from pipeline.export.parts.pair.generate import CacheSpec as CacheSpec
@@ -26,3 +27,5 @@ from pipeline.export.parts.pair.generate import save_kv_mapping as save_kv_mappi
 from pipeline.export.parts.pair.masked import Decode as Decode
 from pipeline.export.parts.pair.masked import Prefill as Prefill
 from pipeline.export.parts.pair.masked import causal_mask as causal_mask
+
+list_names(__name__)
