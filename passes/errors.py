@@ -14,7 +14,7 @@
     │   ├── SourceError      the model cannot be made or read
     │   ├── Unsupported      an operator, dtype or feature that this release does not have
     │   ├── MissingExtra     an optional package, such as torch, is not installed; a ModuleNotFoundError too
-    │   ├── DataError        the numbers of a feed do not suit an op, such as an index out of range
+    │   ├── DataError        the elements of a feed do not suit an op, such as an index out of range
     │   └── …                those of an IR of torch: pipeline.torch_ir.errors
     ├── CheckFailed      exit code 1: everything ran, and the result is not right
     └── InternalError    exit code 3: a bug of ours

@@ -98,9 +98,9 @@ Reads = Literal["structure", "values"]
 class Description:
     """What a pass does and reads. `does` is one sentence without a full stop.
 
-    A pass reads `values` if its effect depends on the numbers in weights, or if it computes new weights. All
+    A pass reads `values` if its effect depends on the elements of weights, or if it computes new weights. All
     others read the `structure` only: operators, attributes, shapes, and constants that are as good as attributes (a
-    scalar such as an epsilon; axes, pads, shapes, indices). They may rewire weights, but never look at their numbers.
+    scalar such as an epsilon; axes, pads, shapes, indices). They may rewire weights, but never look at their elements.
     """
 
     does: str
@@ -186,8 +186,8 @@ class Step:
     """The options that go on to the library as they are."""
 
     limits: ClassVar[tuple[str, ...] | None] = None
-    """For a library's optimizer, which nobody asks to make a model larger: the options by which its user says how large
-    a folded value may be. None for a step that has its own reasons to store more."""
+    """For a library's optimizer, which should not make a model larger unasked: the options that say how large a folded
+    value may be. None for a step that has its own reasons to store more."""
 
     growing: ClassVar[tuple[str, ...]] = ()
     """Inner passes that can leave more nodes than they found."""

@@ -62,7 +62,7 @@ class MissingExtra(UsageError, ModuleNotFoundError):
 
 
 class DataError(UsageError):
-    """The numbers of a feed do not suit an op, such as an index that is out of range."""
+    """The elements of a feed do not suit an op, such as an index that is out of range."""
 
 
 class CheckFailed(OnnxlineError):

@@ -201,7 +201,7 @@ Content = TypeVar("Content")
 Optimize = Callable[[bytes, Sequence[str]], bytes]
 
 WHOLE_NODES: Final = 1000
-"""Up to so many nodes a graph goes whole: there the square does not matter yet."""
+"""A graph of at most this many nodes is not cut: quadratic time does not matter there."""
 
 WINDOW: Final = 160
 """Nodes of a piece at least; up to half as many more, to cut where fewer values cross."""

@@ -1,7 +1,7 @@
 """Models at the call of a library.
 
 For tools that need the weights: the model goes to a file, the worker makes another, and that is read back. While a
-library works on a model in memory, values have short names, and nodes have numbers.
+library works on a model in memory, values have short names, and the names of nodes are numbers.
 """
 
 from __future__ import annotations

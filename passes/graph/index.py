@@ -335,8 +335,7 @@ def replace_all_uses_with(nodes: Iterable[NodeProto], replacements: Mapping[str,
     """Let nodes, and their bodies, read other values, in place.
 
     A body that has a value of its own by an old name keeps reading that value. A body may also return a value from
-    outside;
-    the outputs of the graph of `nodes` are left to the caller.
+    outside. The outputs of the graph of `nodes` are left to the caller.
 
     Args:
         nodes: the nodes to change.
@@ -427,7 +426,7 @@ PLAIN_VALUES: Final = {
     **dict.fromkeys(("value_float", "value_floats"), np.float32),
     **dict.fromkeys(("value_int", "value_ints"), np.int64),
 }
-"""Attribute of a Constant → the dtype of its numbers."""
+"""Attribute of a Constant → the dtype of its elements."""
 
 
 def delete_named(field: RepeatedCompositeFieldContainer[Any], names: Collection[str]) -> None:

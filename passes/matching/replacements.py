@@ -12,7 +12,7 @@ from passes.graph.traversal import walk
 from passes.matching.flat_graph import ABSENT, Item, NodeMatching, is_namesake
 
 ASKS_FOR_SHAPE: Final = frozenset({"Shape", "Size"})
-"""Readers of a shape are off the data path, and often in another module."""
+"""Operators that read only a shape are off the data path, and often in another module."""
 
 
 CLUMP: Final = 64

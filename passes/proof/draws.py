@@ -220,7 +220,7 @@ def _put_zeros(array: np.ndarray, most: float) -> None:
 
 
 EVERY: Final = 16
-"""About one of so many floats is zero in draws with exact zeros."""
+"""About one float in this many is zero in draws with exact zeros."""
 
 
 @dataclass(frozen=True, slots=True)

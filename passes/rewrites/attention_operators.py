@@ -73,7 +73,7 @@ def _read_standard(node: NodeProto, writer: NodeWriter, types: GraphTypes) -> At
     if lengths and settings.get("is_causal", 0):
         raise NotHandledError("it is causal, and the keys of each batch entry end elsewhere (nonpad_kv_seqlen)")
     if mask and not _is_as_wide(types, mask, core):
-        raise NotHandledError("its mask has fewer columns than there are keys, or their numbers are not known")
+        raise NotHandledError("its mask has fewer columns than there are keys, or one of these counts is not known")
     if not lengths:
         return core
     columns = writer.positions(key.length, key.value, 1 if merged else 2, "columns")
@@ -202,7 +202,7 @@ def _dtype(types: GraphTypes, *names: str) -> int:
 def _heads(types: GraphTypes, value: str, merged: bool, count: int | None, role: str) -> Heads:
     """How an input is divided into heads."""
     if types.rank(value) != (3 if merged else 4):
-        raise NotHandledError(f"the rank of its {role} is not known, or another one than that of the query")
+        raise NotHandledError(f"the rank of its {role} is not known, or differs from the rank of the query")
     number = count if merged else types.dim(value, 1)
     width = types.dim(value, 2 if merged else 3)
     if not isinstance(number, int) or not isinstance(width, int):

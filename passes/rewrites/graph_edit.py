@@ -165,7 +165,7 @@ class NodeWriter:
         return self.constant(np.array(values, np.int64), label)
 
     def positions(self, size: Dim, source: str, axis: int, label: str) -> str:
-        """0, 1, 2 … as many as `source` has along `axis`, which is `size` where that is known."""
+        """0, 1, 2 … for each index of `axis` of `source`; `size` is the length of the axis, if it is known."""
         if isinstance(size, int):
             return self.constant(np.arange(size), label)
         end = self.add("Shape", source, label=f"{label}_shape", start=axis, end=axis + 1)

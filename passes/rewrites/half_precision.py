@@ -303,7 +303,7 @@ BEST: Final = 60.0
 LEAST_FALL: Final = 1.0
 """dB. A node at which the SQNR falls by less is not what is wrong by itself."""
 PART: Final = 8
-"""One of so many nodes stays in each of the first rounds, those at which the SQNR falls most."""
+"""In each of the first rounds, one node in this many stays: the nodes at which the SQNR falls most."""
 NAMED: Final = 3
 MOST: Final = 8
 

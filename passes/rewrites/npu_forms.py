@@ -1,6 +1,6 @@
 """Forms that some accelerators want, by choice: products as convolutions, a head of attention each, no int64.
 
-They move elements and weights, and compute the same numbers; the sums of a Conv may be rounded in another order.
+They move elements and weights, and compute the same values; the sums of a Conv may be rounded in another order.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class MhaToSha(RewriteStep, name="mha-to-sha", reads="structure"):
     """Compute each head of an attention by operators of its own. They are Split, MatMul, scale, mask, Softmax and
     MatMul for each head, and one Concat.
 
-    Each head computes with the very same numbers as before. Heads that share keys and values read the same piece.
+    Each head computes with the very same elements as before. Heads that share keys and values read the same piece.
     """
 
     def rewrite(self, rewriter: Rewriter) -> PassResult:

@@ -52,7 +52,7 @@ class TrackedStructures:
             gone: (kind, instance) of structures that were lost before.
 
         Returns:
-            The structures, with what `model` has of each kind if that is more than what it was known to have.
+            The structures; of a kind of which `model` has more than were known, those in `model`.
         """
         instances, view = dict(self.instances), GraphView(model)
         for kind in kinds:
@@ -78,7 +78,7 @@ class TrackedStructures:
         return [_first(site, computed) for instance in self._kept_instances() for site in instance.pins]
 
     def wide_pins(self, computed: Set[str]) -> list[ValueInfoProto]:
-        """The last of the pins of each kept value, which leave a pass the most room, also to break the structure. A
+        """The last pin of each kept value. It leaves a pass the most room, including room to break the structure. A
         boundary has tight pins alone, while they are there.
 
         Args:

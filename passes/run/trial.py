@@ -399,7 +399,7 @@ def _several(verb: str, items: Sequence[str]) -> str:
 
 
 def _refuse_new_outputs(pinned: DetachedModel, made: DetachedModel) -> None:
-    """An output that no pin made would go with the pins, without a word."""
+    """Refuse outputs that no pin made: `unpin` would remove them in silence."""
     held = {output.name for output in pinned.proto.graph.output}
     names = [output.name for output in made.proto.graph.output]
     added = [name for name in names if name not in held]

@@ -90,7 +90,7 @@ def _is_worth_sharing(model: DetachedModel, path: Path, before: set[Path], share
 
 
 LEAST_SHARE: Final = 10
-"""One part in so many of a model is worth the time that it takes to write the rest once more."""
+"""A model is written again if that saves at least one part in this many of its bytes."""
 
 
 def _point_to_shared(model: DetachedModel, path: Path, shared: Mapping[str, _DataRange]) -> None:

@@ -97,7 +97,7 @@ class FitLimits:
                 raise UsageError(f"fit: found {name}={value!r}, expected an integer above zero")
 
     def are_reached(self, steps: int, records: Sequence[StepRecord]) -> bool:
-        """Whether a training of so many steps, with these records, ends.
+        """Whether a training ends after `steps` steps with these records.
 
         Args:
             steps: how many steps were done.

@@ -172,7 +172,7 @@ class Model:
             until: stop when the mean loss of the last 50 steps is below it.
             path: a file for the states, which are whole at every moment, also after Ctrl-C.
             resume: go on from the states in `path`, if there is such a file.
-            save_every: save after so many steps, as well as after each epoch.
+            save_every: the number of steps after which the states are saved, as well as after each epoch.
             quiet: show no progress.
             observer: gets the events in place of the console.
 

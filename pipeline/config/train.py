@@ -41,7 +41,7 @@ class OptimizerConfig(Section):
 
 
 class ScheduleConfig(Section):
-    """How the learning rate goes: up and down again (one-cycle), or down (cosine), within so many steps."""
+    """How the learning rate changes within `steps` steps: up and down again (one-cycle), or down (cosine)."""
 
     name: Literal["one-cycle", "cosine"]
     steps: Count
@@ -53,11 +53,12 @@ class TrainConfig(Section):
     batches: a function from the epoch, counted from 0, and `args` to batches `(*inputs, target)`; in the same order at
         each call, so that a training that was stopped goes on as it would have.
     loss: cross-entropy, mse, or a function of output and target.
-    epochs, steps, until: when the training ends: after so many, or when the mean loss of 50 steps is below `until`.
+    epochs, steps, until: when the training ends: after these epochs or steps, or when the mean loss of 50 steps is
+        below `until`.
     max_norm: the norm of all gradients is clipped to it.
     native: kernels in C++ compute what they can; the compiler of this machine builds them once.
     device: where the steps run: cpu, cuda or cuda:1.
-    save_every: the states are saved after so many steps, and after each epoch.
+    save_every: the number of steps after which the states are saved; they are saved after each epoch too.
     evaluate: a function from the trained module, or `Model`, and `args` to numbers by name, which the report shows.
     quantized: train the model that a simulation of quantization makes, by the section `quantsim`, and not the floats.
     export: write the trained model to an ONNX file, by the main job with the other sections.

@@ -25,7 +25,7 @@ def custom_translations() -> dict[Callable[..., Any], Callable[..., Any]]:
 
 
 def _find_operator(name: str) -> Any:
-    """`acme::swish`, or `acme::swish.out`, of `torch.ops`; None where nobody has registered it."""
+    """`acme::swish`, or `acme::swish.out`, of `torch.ops`; None where no operator is registered under the name."""
     namespace, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
     return getattr(getattr(getattr(torch.ops, namespace), packet, None), overload or "default", None)

@@ -227,7 +227,7 @@ class InputSpec:
     seed: int | None = None
     padding: bool = False
     is_assumed: bool = False
-    """Whether nobody has said what it holds: no range, and no example."""
+    """Whether neither a range nor an example says what the input holds."""
     example: np.ndarray | None = field(default=None, compare=False)
     """Integers of the factory's own example, unless a range was declared."""
     first: np.ndarray | None = field(default=None, compare=False, repr=False)

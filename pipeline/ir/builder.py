@@ -37,7 +37,7 @@ Emitter = Callable[[Mapping[str, Attr], Sequence[TensorSpec], Sequence[TensorSpe
 """(attrs, input specs, output specs) -> the fixed part of the kernel call (seed document 004, "emitter-first")."""
 
 FindEmitter = Callable[[str], Emitter | None]
-"""Kind of an op → its emitter; None for a kind that nobody knows."""
+"""Kind of an op → its emitter; None for an unknown kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class Builder:
         return None if emitter is None else emitter(attrs, ins, outs)
 
     def complete_arguments(self, kind: str, operands: int, given: Mapping[str, Attr]) -> dict[str, Attr]:
-        """The attributes of an op with so many operands; a builder that knows the table of operators adds some."""
+        """The attributes of an op with `operands` operands; a builder that knows the table of operators adds some."""
         return dict(given)
 
     def spec(self, vid: int) -> TensorSpec:

@@ -47,7 +47,7 @@ NORM = 4
 
 
 def operands(least: int, **flags: int) -> Check:
-    """`least` operands, and for each attribute that is set so many more."""
+    """`least` operands, and the number in `flags` more for each attribute that is set."""
 
     def check(call: OpCall) -> str | None:
         wanted = least + sum(more for flag, more in flags.items() if call.attrs[flag])

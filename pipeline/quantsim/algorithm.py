@@ -285,7 +285,7 @@ def quantize_weights(job: Job, folder: Path) -> tuple[Any, Left]:
     for name, quantizer in sim.qc_quantize_op_dict.items():
         weight = wanted.get(name)
         if weight is not None and quantizer.tensor_quantizer_params is None:
-            left[name] = "AIMET knows no channels of it, as of what is read after a layout operator"
+            left[name] = "AIMET knows no channels of it, since a layout operator stands between it and its product"
             weight = None
         if weight is None or (weight["granularity"] == "block" and weight["summed_size"] % weight["block"]):
             if weight is not None:

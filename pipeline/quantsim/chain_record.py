@@ -141,7 +141,7 @@ class _SampleWriter:
         return all(found >= self._wanted[part] for part, found in self.counts.items())
 
     def set_strides(self, subjects: int) -> None:
-        """Keep about `KEPT` calls of a part for a subject, by the calls that there were for so many of them."""
+        """Keep about `KEPT` calls of a part for a subject, by the calls that there were for `subjects` subjects."""
         self._strides = {part: max(1, calls // (subjects * KEPT)) for part, calls in self._places.items()}
 
     def begin(self, number: int, kind: str = "") -> None:

@@ -122,7 +122,7 @@ class TaskMetric:
         return self.loss(value) <= drop * abs(self.float_value) + ROUNDING
 
     def loss(self, value: float) -> float:
-        """By how much `value` is worse than that of the float model."""
+        """By how much `value` is worse than the value of the float model."""
         return value - self.float_value if self.lower_is_better else self.float_value - value
 
     def _rate_built_in(self, metric: BuiltIn, session: Session) -> float:

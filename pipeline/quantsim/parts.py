@@ -56,7 +56,7 @@ from pipeline.stages.source import leaves_unread, why_not_compared
 from pipeline.workspace import Workspace
 
 ALIKE: Final = ("prefill", "decode")
-"""Parts that are one module for other numbers of tokens, over one set of weights."""
+"""Parts that are one module at different numbers of tokens, and share one set of weights."""
 
 METRIC: Final = "token-agreement"
 """The metric of a chain that writes text: the part of its greedy tokens that the parts in float write too."""
@@ -64,7 +64,7 @@ METRIC: Final = "token-agreement"
 
 @dataclass(frozen=True, repr=False)
 class PartsQuantSimResult(QuantSimResult):
-    """The simulations of all parts; `report` is that of the first one.
+    """The simulations of all parts; `report` is that of the first part.
 
     chain: None where nothing is run.
     metric: of the chain, where `quantsim.metric` names it.

@@ -23,7 +23,7 @@ from pipeline.quantsim.sites import UNTIE, Role, Site, find_sites, share_encodin
 
 @dataclass(frozen=True, slots=True)
 class PlacementRule:
-    """What `selector` matches gets these formats; None says nothing of them, and leaves an earlier rule in force.
+    """The tensors that `selector` matches get these formats; None leaves the format of an earlier rule in force.
 
     selector: `op:MatMul`, `module:encoder.*`, `node:…`, `tensor:…` with globs, or a structure, such as `qkv`.
     weights: a format as `parse_precision` reads it, or the text `float`.
@@ -31,7 +31,7 @@ class PlacementRule:
     tensors: what a profile has matched already; `selector` then says which entry of the profile it was.
     limits: the range of these tensors, where it is known whatever the model reads.
     reason: why these tensors stay in float, where the selector does not say it.
-    apart: tensors that share no encoding with those whose numbers they have.
+    apart: tensors that share no encoding with the tensors whose elements they hold.
     half_open: tensors whose scale at 16 bits is their known range over 2^16, so that its upper end is one step outside.
     """
 
@@ -78,7 +78,7 @@ class PlacedSite:
     limits: tuple[float, float] | None = None
     """Its range, where that is known without a sample."""
     asked: Precision | None = None
-    """What the rule says, where that is one scale for each channel or block and the tensor has one in all."""
+    """The format of the rule, where the rule has a scale for each channel or block and the tensor has one scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,8 @@ class Placement:
             consumers = [name for name in site.lent_to if name not in formats or formats[name].bits > bits]
             if consumers:
                 yield (
-                    f"{site.tensor} has {bits} bits as the weight of {site.node}, and {' and '.join(consumers)} is "
-                    f"made of the same values; {UNTIE}"
+                    f"{site.tensor} has {bits} bits as the weight of {site.node}, and the same values make "
+                    f"{' and '.join(consumers)}; {UNTIE}"
                 )
         coarser = [placed for placed in self.sites if placed.asked is not None]
         for placed in coarser:
@@ -180,7 +180,7 @@ def place(
     return Placement(placed, tuple(counted.values()))
 
 
-HANDED_OUT: Final = "the model hands it out as it is stored"
+HANDED_OUT: Final = "the stored tensor is an output of the model"
 
 
 def _check_dtypes(sites: Sequence[Site], taken: Collection[str]) -> None:
@@ -322,7 +322,9 @@ def _decide_bias(placed: PlacedSite, decided: Mapping[str, PlacedSite]) -> Place
     if any(factor is None or factor.precision is None for factor in factors):
         return PlacedSite(site, None, placed.rule, f"{' and '.join(site.bias_of)} are not both quantized")
     if any(factor is not None and factor.precision is not None and factor.precision.float_type for factor in factors):
-        return PlacedSite(site, None, placed.rule, "its products are those of floats, which are added in float")
+        return PlacedSite(
+            site, None, placed.rule, "its factors are rounded to floats, and products of floats are added in float"
+        )
     weight = factors[1]
     if weight is not None and weight.precision is not None and weight.precision.granularity == "block":
         return PlacedSite(site, None, placed.rule, f"the weight {site.bias_of[1]} has a scale for each block")
@@ -392,7 +394,7 @@ def _nothing_matched(rule: PlacementRule, sites: Sequence[Site], model: Detached
     if names and "" not in owners:
         return (
             f"quantsim.rules: {rule.selector!r} matches {plural(len(names), 'tensor')} in bodies of "
-            f"{' and '.join(sorted(owners))}, where nothing is quantized, and no other"
+            f"{' and '.join(sorted(owners))}, where nothing is quantized, and no other tensor"
         )
     if names:
         what = "weights" if rule.activations is None else "activations"

@@ -85,7 +85,7 @@ def find_layers(model: DetachedModel, encodings: Mapping[str, object], sites: Se
 
 
 def count_needed_samples(count: int, layers: int) -> int:
-    """How many of `count` samples the estimate takes for so many layers: half of them, and in a small model fewer, so
+    """How many of `count` samples the estimate takes for `layers` layers: half of them, and in a small model fewer, so
     that it costs about a tenth of a run of the model for each layer with all samples."""
     return min(-(-count // 2), -(-count * layers // RUNS))
 

@@ -28,7 +28,7 @@ from pipeline.quantsim.sites import Site
 
 
 def follow_quantize_static(model: DetachedModel, sites: Sequence[Site]) -> Iterator[PlacementRule]:
-    """What quantize_static rounds by default. A value that only moves numbers goes with what it reads, and no other
+    """What quantize_static rounds by default. A value that only moves elements goes with what it reads, and no other
     tensors share an encoding. The bias of a normalization has 32 bits there, and stays in float here."""
     from onnxruntime.quantization.qdq_quantizer import QDQQuantTensorType  # as below
 

@@ -112,8 +112,8 @@ def quantize(
 
     Args:
         self: floats of any shape. 16-bit floats are divided in float32, as a quotient in 16 bits would round twice.
-        scale: one element for the whole tensor, one for each index of `axis`, or, with `block_size`, one for each block
-            of so many indices of `axis`.
+        scale: one element for the whole tensor, one for each index of `axis`, or one for each block of `block_size`
+            indices of `axis`.
         zero_point: of the shape of `scale`; None for 0. A float8 is rounded by its cast, and its zero point is 0.
         to: the name of an integer or float8 dtype.
         axis: the axis of `self` along which scales differ.

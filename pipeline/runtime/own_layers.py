@@ -217,7 +217,7 @@ def sample(picture: torch.Tensor, y: torch.Tensor, x: torch.Tensor) -> torch.Ten
 
 
 def neighbours(places: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The elements before and after each place, and the share of the one after."""
+    """The elements before and after each place, and the share of the element after it."""
     places = places.clamp(0, size - 1)
     low = places.long()
     return low, (low + 1).clamp(max=size - 1), places - low

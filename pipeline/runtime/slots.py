@@ -121,7 +121,7 @@ def _wrong(graph: Graph, vids: Mapping[str, int], name: str, tensor: torch.Tenso
 
 
 HAD_ANYWHERE = 2**24
-"""Bytes of an arena for which nobody asks how much memory there is, which takes longer than to make it."""
+"""Bytes. A smaller arena is made without asking how much memory is free, since that takes longer than to make it."""
 
 STORED = (Role.PARAM, Role.STATE, Role.CONST)
 

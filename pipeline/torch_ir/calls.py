@@ -40,7 +40,7 @@ def needs_exact_call(op: Op) -> bool:
 def read_call(
     kind: str, inputs: int, attrs: Mapping[str, Any], call: Mapping[str, Any] | None = None
 ) -> dict[str, Attr]:
-    """The attributes of an op of `kind` on so many `inputs`, from a node's `attrs`, or from its exact `call`."""
+    """The attributes of an op of `kind` with `inputs` inputs, from a node's `attrs`, or from its exact `call`."""
     if call is not None:
         return {name: _check_constant(read_attr(item)) for name, item in call.items()}
     return _read(kind, inputs, attrs)
@@ -116,7 +116,7 @@ TORCHS_OWN = frozenset({"aten", "prims"})
 
 
 def check_call(kind: str, inputs: int, attrs: Mapping[str, Attr], written: Collection[str], whole: bool) -> None:
-    """Check the call `attrs` of `kind` on so many `inputs`; `written` are the names of the arguments in the file.
+    """Check the call `attrs` of `kind` with `inputs` inputs; `written` are the names of the arguments in the file.
 
     Raises:
         Unexpected: an argument is unknown or of another type; or, of a call that is `whole`, one is missing, or a

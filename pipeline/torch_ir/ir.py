@@ -76,7 +76,7 @@ class IR:
         Args:
             graph: the graph.
             constants: name → tensor, of the constants in the graph.
-            signature: how the arguments and the result of the model nest; by default, nobody knows.
+            signature: how the arguments and the result of the model nest; by default, that is not known.
             pytorch_version: torch's version that the graph comes from.
             unsaved: names of the buffers that no checkpoint has.
         """

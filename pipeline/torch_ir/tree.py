@@ -51,7 +51,7 @@ Tree: TypeAlias = Leaf | Branch
 
 @dataclass(frozen=True, slots=True)
 class CallSignature:
-    """How the arguments (a tuple of args and kwargs) and the result of the model nest; None where nobody knows."""
+    """How the arguments (a tuple of args and kwargs) and the result of the model nest; None where it is not known."""
 
     inputs: Tree | None = None
     outputs: Tree | None = None
@@ -104,7 +104,7 @@ def fixed_of(item: Any) -> Mapping[str, Any] | None:
 
 
 def _if_of_size(tree: Tree | None, count: int) -> Tree | None:
-    """`tree` if it has so many tensors, else None."""
+    """`tree` if it has `count` tensors, else None."""
     found = 0 if tree is None else sum(leaf.index is not None for _, leaf in leaves(tree))
     return tree if found == count else None
 

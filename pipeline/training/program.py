@@ -384,7 +384,7 @@ class LateSum:
         self._value.start()
 
     def is_finite(self) -> bool:
-        """Whether all numbers are finite that the host knows by now; False once after one that is not."""
+        """Whether all numbers that the host knows are finite; False once after a number that is not finite."""
         found = self._value.poll()
         if found is None or math.isfinite(found.item()):
             return True

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pipeline.ir import Op
 
 SHARE: Final = 2.0
-"""A right result may be so many times as far from float64 as the reference: both round, in orders of their own."""
+"""A right result may be this many times as far from float64 as the reference: both round, in different orders."""
 
 MOST: Final = 64.0
 """Times the tolerance that the reference may be away from float64; what is farther away is more than rounding."""

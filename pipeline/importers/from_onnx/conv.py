@@ -40,7 +40,7 @@ class Window:
         return replace(self, begins=(0,) * len(self.kernel), ends=(0,) * len(self.kernel))
 
     def to_fit(self, sizes: Sizes, windows: Sizes) -> Window:
-        """With the end pads for so many windows over axes of `sizes`, which may be negative."""
+        """The window with the end pads, which may be negative, for `windows` windows over axes of `sizes`."""
         rows = zip(sizes, windows, self.strides, self.reaches, self.begins, strict=True)
         ends = tuple((count - 1) * stride + reach - size - begin for size, count, stride, reach, begin in rows)
         return replace(self, ends=ends)
@@ -294,7 +294,7 @@ def unusual(**arguments: Sizes | int) -> dict[str, Attr]:
 
 
 def count_axes(node: Node, count: int) -> int:
-    """`count`, where torch has operators over so many spatial axes."""
+    """`count`, if torch has operators over `count` spatial axes."""
     if not 1 <= count <= 3:
         raise node.refusal(f"it has {plural(count, 'spatial axis', 'spatial axes')}, expected 1 to 3")
     return count

@@ -133,7 +133,7 @@ CALLS: Final[Mapping[str, AttentionCall]] = {
 CALLS_OF_CPU: Final[Mapping[str, AttentionCall]] = {"auto": _auto, "math": _math, "flash": _flash_of_cpu}
 
 MASK_ALIGNMENT: Final = 16
-"""In elements: kernels of a GPU load so many numbers of a mask at once."""
+"""Elements of a mask that the kernels of a GPU load at once."""
 
 BACKENDS: Final = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}
 """Numbers of `torch.nn.attention.SDPBackend`."""

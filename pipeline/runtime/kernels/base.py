@@ -97,8 +97,8 @@ PLANNED_THREADS: Final[ContextVar[int]] = ContextVar("PLANNED_THREADS", default=
 
 @contextmanager
 def kernels_for_threads(threads: int, device: Device = CPU) -> Iterator[None]:
-    """Choose kernels for `device`, and as for so many threads of torch. A context that is made later than its program
-    chooses those that it had then, whatever the number is now: other kernels sum in another order."""
+    """Choose kernels for `device` and `threads` threads of torch. A context that is made later than its program chooses
+    the kernels of the program, whatever the number is now: other kernels sum in another order."""
     token, target = PLANNED_THREADS.set(threads), TARGET.set(device)
     try:
         yield

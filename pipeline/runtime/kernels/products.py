@@ -75,7 +75,7 @@ def flatten_rows(tensor: torch.Tensor, kept: int) -> torch.Tensor | None:
 
 
 MOST_ELEMENTS = 32
-"""Elements of a window up to which so many calls were measured to be faster than one of torch's kernel."""
+"""Elements of a window up to which one call for each of them was measured to be faster than torch's kernel."""
 
 
 @dataclass(frozen=True, slots=True)

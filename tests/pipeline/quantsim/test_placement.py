@@ -285,7 +285,7 @@ def test_a_weight_that_is_an_output_stays_in_float() -> None:
     )
     assert picture(place(model, [rule("op:*", "int8", "uint8")])) == [
         "input x: uint8",
-        "weight w: the model hands it out as it is stored",
+        "weight w: the stored tensor is an output of the model",
         "activation y: uint8",
     ]
 

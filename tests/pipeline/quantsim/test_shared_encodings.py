@@ -100,7 +100,7 @@ def test_a_tied_table_of_few_bits_is_named(bits: str, is_named: bool) -> None:
     )
     notes = list(place(model, [rule("op:*", bits, "uint16"), rule("op:Gather", None, "float")]).notes())
     named = [
-        note for note in notes if note.startswith("table has 4 bits as the weight of y, and e is made of the same")
+        note for note in notes if note.startswith("table has 4 bits as the weight of y, and the same values make e")
     ]
     assert bool(named) is is_named
 

@@ -33,8 +33,9 @@ PLACES, SIDE = 16, 2
 """Elements of a tile of 4 × 4, and results on each of its sides."""
 
 SHARE_OF_PRODUCTS, SHARE_OF_TILES, FIXED = 1.05, 0.6, 2**20
-"""oneDNN is slower up to so many multiplications of ours for each one of the definition (ours are also those of panels
-and vectors that are not full), and as slow as so many by its call alone. benchmarks/RESULTS.md has the measurement."""
+"""oneDNN is slower than our kernels while these do at most this many multiplications for each multiplication of the
+definition (they fill up panels and vectors); a call of oneDNN alone costs `FIXED` of them. benchmarks/RESULTS.md has
+the measurement."""
 
 
 def pack_native_convolution(
