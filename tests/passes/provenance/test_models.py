@@ -200,11 +200,16 @@ def test_nodes_lose_their_metadata_and_the_model_keeps_its_own() -> None:
     assert strip_metadata(detached(stripped)).proto == stripped
 
 
-@pytest.mark.parametrize("text", ["[/red]", "null", "['x'", "{}", "-5", "[" * 5000, "\x00", "['', [], 3]"])
-def test_scopes_of_any_text_are_taken(text: str) -> None:
+@pytest.mark.parametrize("text", ["[/red]", "null", "['x'", "{}", "-5", "[" * 5000, "\x00"])
+def test_scopes_that_are_no_list_name_no_module(text: str) -> None:
     node = annotated(text).graph.node[0]
-    assert isinstance(modules_of(node), tuple)
-    assert module_path_of(node) is not None
+    module = module_path_of(node)
+    assert modules_of(node) == ()
+    assert module is not None and module.paths == ()
+
+
+def test_a_scope_that_is_no_text_is_taken_as_its_text() -> None:
+    assert modules_of(annotated("['', [], 3]").graph.node[0]) == ("[]",)
 
 
 def test_scopes_of_the_exporter_are_modules() -> None:
