@@ -35,7 +35,7 @@ def to_tensorrt_cache(encodings: Mapping[str, Encoding], parameters: Collection[
     if wrong is not None:
         raise UsageError(f"encodings: {wrong!r} is {activations[wrong].precision}; TensorRT's cache holds 8 bits alone")
     if not activations:
-        raise UsageError("encodings: found none of activations; TensorRT's cache holds no others")
+        raise UsageError("encodings: found no encoding of an activation; TensorRT's cache holds no other encodings")
     lines = [TENSORRT_HEADER]
     for name, encoding in activations.items():
         precision, zero = encoding.precision, int(encoding.zero_point)

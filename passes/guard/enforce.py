@@ -58,7 +58,7 @@ def enforce(call: InterceptedCall, policy: CombinedPolicy, context: PassContext,
         call: the call of the library that was intercepted.
         policy: that of all guards.
         context: the workers.
-        record: says where the call stands; the result has it with what became of the call.
+        record: says where the call stands in the script; the result adds what became of the call.
 
     Raises:
         RefusedByOptimizer: the call has no result, with the guard or without.

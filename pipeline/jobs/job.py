@@ -31,9 +31,9 @@ class Job:
     """A call of a function with keyword arguments, in some other process, perhaps on another machine.
 
     The function stands in a module that can be imported there. The arguments and the result are plain data that JSON
-    can hold. `key` names the job in tables and is unique among those that run together. A job may run more than once,
-    if its process dies. It begins when the jobs with the keys `after` have ended, whichever way; if one of them was
-    lost, so is this one.
+    can hold. `key` names the job in tables and is unique among the jobs that run together. A job may run more than
+    once, if its process dies. It begins when the jobs with the keys `after` have ended, in whatever way; if one of
+    these jobs was lost, this job is lost too.
 
     Raises:
         UsageError: an argument is of another type.
@@ -109,10 +109,10 @@ class JobExecutor(Protocol):
 
 
 class JobQueue:
-    """Jobs that wait, each until those that it comes after have ended.
+    """Jobs that wait until the jobs that they come after have ended.
 
     Args:
-        jobs: those that a job comes after stand before it; jobs that are not among these have ended already.
+        jobs: a job stands after the jobs that it comes after; a job that is not in the list has ended already.
     """
 
     def __init__(self, jobs: Sequence[Job]) -> None:

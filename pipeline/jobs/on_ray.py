@@ -2,8 +2,8 @@
 
 Ray runs in a process of its own so that its output, warnings and signal handlers do not disturb the progress bar. When
 that process ends, the cluster stops its jobs. Jobs of a node that died are started again, on any node with room. The
-nodes run this checkout, from the same path, with the same libraries; on a node with others a job fails and says so. Ray
-could restart tasks too, but would not report how often.
+nodes run this checkout, from the same path, with the same libraries; on a node with other libraries a job fails and
+says so. Ray could restart tasks too, but would not report how often.
 """
 
 from __future__ import annotations

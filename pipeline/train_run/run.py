@@ -84,7 +84,7 @@ class TrainRun:
     Args:
         out: the folder of the artifacts; `runs/<name>-train` below the working directory by default.
         observer: called with each event.
-        anew: begin anew in any case.
+        anew: begin anew even where an earlier training of the same settings was stopped.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class TrainRun:
                 write_quietly(lambda: self._workspace.write_text("log.txt", self._log.text()))
 
     def compare_step(self, step: int, tolerances: Mapping[str, Tolerance] | None = None) -> StepComparison:
-        """Begin anew, do `step` steps, and the last of them by eager torch too, from the same states; writes no file.
+        """Begin anew and do `step` steps, the last step by eager torch too, from the same states. Writes no file.
 
         Raises:
             UsageError: the training has fewer steps, or trains a quantized model.
@@ -267,7 +267,7 @@ class TrainRun:
             raise SourceError(f"train.evaluate {text} returns what is no number: {error}") from error
 
     def _write_weights(self, module: nn.Module) -> None:
-        """Tied parameters are stored once, as safetensors has it."""
+        """Write the weights. A tied parameter is stored once, since safetensors refuses tensors that share memory."""
         with replace_tensors(self._workspace.folder / WEIGHTS) as temporary:
             safetensors.torch.save_model(module, str(temporary))
 

@@ -56,8 +56,8 @@ class TrainSource(ABC):
     """A model that is trained.
 
     Args:
-        module: what is recorded, in training mode.
-        notes: what was filled in, since the user left it open.
+        module: the module to record, in training mode.
+        notes: sentences on what was chosen because the configuration leaves it open.
     """
 
     def __init__(self, config: RunConfig, module: nn.Module, notes: tuple[str, ...] = ()) -> None:
@@ -251,7 +251,7 @@ def _files_of_model(model: ModelConfig, checkpoint: str | None) -> list[Path]:
 
 
 def _files_in(path: Path) -> Iterator[Path]:
-    """The file, or those of the folder; of an index of shards, the files in its folder."""
+    """The file itself, or the files of a folder; for an index of shards, the files in the folder of the index."""
     is_index = path.name.endswith(".index.json")
     folder = path.parent if is_index else path
     yield from sorted(file for file in folder.iterdir() if file.is_file()) if folder.is_dir() else [path]

@@ -83,7 +83,7 @@ def test_a_row_tells_which_ops_are_more_or_fewer(context: PassContext) -> None:
         ({"sequence": {"steps": ["nop"], "turns": 3}}, "expected steps: a list"),
         (
             {"sequence": {"steps": [{"nop": {"repeat": "until-stable"}}], "repeat": "until-stable"}},
-            "sequence: found repeat inside of another one",
+            "sequence: found a repeat inside of a repeat",
         ),
     ],
 )
