@@ -28,7 +28,7 @@ from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 
 VERSION: Final = 1
-"""Of the domain of layer functions."""
+"""The version of the domain of layer functions."""
 
 FIRST_IR: Final = 10
 """The first IR version in which a function has types and metadata."""

@@ -131,7 +131,7 @@ def _steps(name: str, options: Mapping[str, Any], loader: Worker) -> tuple[Step,
     if name == SEQUENCE:
         inner = steps_of(_inner_items(options), loader)
         if any(isinstance(step, Repeat) for step in inner):
-            raise PolicyError(f"{SEQUENCE}: found a repeat inside of a repeat; expected one repeat around all the steps")
+            raise PolicyError(f"{SEQUENCE}: found a repeat inside of a repeat; expected one around all the steps")
         return tuple(step for step in inner if not isinstance(step, Repeat))
     return (_step(name, options, loader),)
 

@@ -261,7 +261,7 @@ def op_counts(model: DetachedModel) -> Counter[str]:
 
 
 def op_changes(before: DetachedModel, after: DetachedModel) -> dict[str, int]:
-    """Op type → number of nodes in `after` less that in `before`, where they differ."""
+    """Op type → number of nodes in `after` minus the number in `before`, where these differ."""
     had, has = op_counts(before), op_counts(after)
     return {kind: has[kind] - had[kind] for kind in sorted(had | has) if has[kind] != had[kind]}
 

@@ -246,7 +246,7 @@ class Trial:
         made = result.model if step.fixes_defaults else with_defaults(self.model, result.model)
         _refuse_new_outputs(pinned, made)
         after = AnalyzedModel(self.remove_pins(made, narrows=step.narrows))
-        if after.invalid and not self.before.invalid:  # sources are; then no step is blamed for it
+        if after.invalid and not self.before.invalid:  # a source may be; then no step is blamed for it
             raise InvalidResult(f"makes a model that is not valid ONNX: {after.invalid}")
         is_same = after.size == self.before.size and after.canonical.digest == self.before.canonical.digest
         if is_same and not step.annotates:

@@ -1,8 +1,7 @@
 """Find structures of a few nodes: residuals, embeddings, and quantized tensors.
 
 A residual is a sum of a value and of the output of a sublayer on that value. An embedding is a lookup of rows in a
-table of weights. `qdq` are tensors that are quantized and dequantized before the operators
-that read them.
+table of weights. `qdq` are tensors that are quantized and dequantized before the operators that read them.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ def run_batch(
 ) -> tuple[Row, ...]:
     """Run each configuration into `out`/<name>, unless it was done before, and write both tables into `out`.
 
-    A run that fails does not stop the others. Each part of a run in parts is a job of its own, and what is done with
-    all of them is one more; but one process takes the whole as one job, and so loads what its parts share once.
+    A run that fails does not stop the others. Each part of a run in parts is a job, and the work on all parts is one
+    more job. With one process, the whole run is one job, so that what its parts share is loaded once.
 
     Args:
         planned: from `read_configs`.
@@ -59,8 +59,10 @@ def run_batch(
         observer(progress)
 
     def is_current(outcome: Outcome) -> bool:
-        """Whether its report is unchanged, and the code of its model too. The run of the whole writes the report of a
-        part anew, and sees whether its files have changed."""
+        """Whether the report of a run and the code of its model are unchanged.
+
+        The report of a part has no stamp, since the run of the whole writes it anew and checks the files of the part.
+        """
         same_code = all(digest_of_file(Path(file)) == digest for file, digest in outcome.value["code"].items())
         folder, stamped = out / outcome.key, outcome.value["report"]
         same = has_good_report(Workspace(folder)) if stamped is None else list(stamp(folder / REPORT)) == stamped

@@ -1,4 +1,4 @@
-"""What a step of `quantsim.prepare` that moves factors between weights does to each layer once that is quantized.
+"""What a step of `quantsim.prepare` that moves factors between weights does to each layer once the layer is quantized.
 
 Such a step rounds nothing, so it is judged by two simulations: of the model before it and of the model after it, each
 with ranges of its own. The ratio of a layer is that of its result where the layer alone is quantized.

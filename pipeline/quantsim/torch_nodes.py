@@ -48,7 +48,7 @@ QUANTIZE: Final = "onnxline.quantize.default"
 DEQUANTIZE: Final = "onnxline.dequantize.default"
 
 SHAPE_LENGTH: Final = 8
-"""The most elements of a vector of integers that is taken for a shape, whose numbers the importer needs. A number that
+"""The most elements of a vector of integers that is taken for a shape, whose elements the importer needs. A value that
 a node turns out to need is looked up as well, but costs another import."""
 
 MOST_GRAPHS: Final = 16
@@ -59,7 +59,7 @@ FLAT: Final = frozenset(f"aten.{name}.default" for name in ("ceil", "floor", "ro
 
 
 def read_stored(model: DetachedModel, arrays: Arrays = MappingProxyType({})) -> dict[str, Stored]:
-    """The initializers of `model` as the importer takes them; the numbers of some may be others, `arrays`."""
+    """The initializers of `model` as the importer takes them; `arrays` replace the elements of some."""
     stored: dict[str, Stored] = {}
     for tensor in model.proto.graph.initializer:
         array = arrays[tensor.name] if tensor.name in arrays else model.array(tensor)
