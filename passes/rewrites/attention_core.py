@@ -50,7 +50,7 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCore:
-    """What one node computes, whichever operator it is."""
+    """The attention that a node computes, whatever its operator."""
 
     query: Heads
     key: Heads

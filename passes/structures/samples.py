@@ -1,4 +1,4 @@
-"""Know a structure by the values that it computes, whichever operators compute them.
+"""Recognize a structure by the values that it computes, whatever operators compute them.
 
 A sample has a few elements for one or two values of a graph. What the graph makes of these values is computed by numpy
 and compared with what a structure would make of them: `x / √(mean(x²) + ε)` in any spelling has the same elements.

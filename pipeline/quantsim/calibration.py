@@ -268,7 +268,7 @@ def _measured_tensors(placement: Placement) -> dict[str, list[str]]:
 
 def _ranges_of_constants(model: DetachedModel, placement: Placement) -> dict[str, Range]:
     """The range of the constants in each group, such as a table that Gather reads. A table counts also where it is the
-    weight of a product, since Gather hands on its numbers."""
+    weight of a product, since Gather passes its elements on."""
     stored = model.index.initializers
     found: dict[str, Range] = {}
     groups = {

@@ -84,7 +84,7 @@ class SharedValues:
                     )
 
     def unify(self, placements: Placements) -> dict[str, Placement]:
-        """The placements, in which what a part hands on has the format in which the next one reads it."""
+        """The placements, in which a value that a part passes on has the format in which the next part reads it."""
         placed = {
             part: {found.site.tensor: found for found in placement.sites} for part, placement in placements.items()
         }

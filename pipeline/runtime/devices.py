@@ -61,7 +61,7 @@ class StreamOrder(Protocol):
         ...
 
     def keep(self, memory: Iterable[torch.Tensor]) -> None:
-        """Let nobody have these bytes before the launches that use them are done, on whichever stream they are."""
+        """Keep these bytes allocated until the launches that use them are done, on any stream."""
         ...
 
 

@@ -352,7 +352,7 @@ class ProgramMemory:
         return None if device.is_host or not indices else IndexFlags(device, indices)
 
     def keep(self, launches: Sequence[Launch], flags: IndexFlags | None) -> None:
-        """Let nobody have what these launches read and write before they are done, on whichever stream they are."""
+        """Keep the memory that these launches read and write allocated until they are done, on any stream."""
         self.states.order.keep(chain(operands(launches), [] if flags is None else [flags.memory]))
 
     def refuse_wrong_indices(self, flags: IndexFlags) -> None:
