@@ -6,6 +6,7 @@ import configparser
 import dataclasses
 import importlib
 import json
+import operator
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+import onnxline
 from passes import PassError, PassRow, Status, StructureVerdict
 from passes.policy.policy import GROUPS
 from passes.proof.numbers import TOLERANCES, Errors, Tolerance
@@ -200,6 +202,13 @@ def test_pages_import_from_onnxline_alone(page: Path) -> None:
     for room, names in re.findall(r"^(?:> |    )?from (onnxline[.\w]*) import ([^(#\n]+)", text, re.MULTILINE):
         public = importlib.import_module(room).__all__
         assert not [name for name in re.split(r",\s*", names.strip()) if name not in public], room
+
+
+@pytest.mark.parametrize("page", ["reference/python.md", "reference/stability.md", "how-to/gpu.md"])
+def test_pages_name_what_is_there(page: str) -> None:
+    """Other pages name keys of metadata and operators that begin alike."""
+    for name in re.findall(r"`onnxline\.(\w+(?:\.\w+)*)", (ROOT / "docs" / page).read_text(encoding="utf-8")):
+        assert operator.attrgetter(name)(onnxline) is not None
 
 
 def test_import_rules() -> None:
