@@ -98,7 +98,7 @@ def add_conversion(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     else:
         formats = formats_of(settings)
     if settings.suggest is not None:
-        formats += new_precisions(settings.suggest)
+        formats += new_precisions(settings.suggest, read_profile(settings).target)
     needed, what = max(map(first_opset, formats), default=(0, ""))
     opset = config.export.opset
     if config.model.onnx is not None:

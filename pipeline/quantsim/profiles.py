@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -84,7 +85,8 @@ class TargetTable(Section):
     operators: those that are taken; every one where none are listed.
     ranks: operator → its greatest rank, where that is not `max_rank`.
     restrictions: operator → what a model has to see to besides it, which is named and not checked.
-    block_floats: the floats of few bits with scales of few bits that it dequantizes.
+    weights, activations: patterns of the formats that it runs, without who shares a scale; none where no profile has
+        this table.
     package: the Python package that is the target or reads ONNX for it, on which other operators are tried; empty for
         none.
     """
@@ -99,7 +101,8 @@ class TargetTable(Section):
     operators: tuple[OperatorGroup, ...] = ()
     ranks: dict[StrictStr, StrictInt] = Field(default_factory=dict)
     restrictions: dict[StrictStr, StrictStr] = Field(default_factory=dict)
-    block_floats: Words = ()
+    weights: Words = ()
+    activations: Words = ()
     placement: TargetPlacement
 
     def group_of(self, operator: str) -> OperatorGroup | None:
@@ -110,6 +113,11 @@ class TargetTable(Section):
 
     def rank_of(self, operator: str) -> int | None:
         return self.ranks.get(operator, self.max_rank)
+
+    def runs(self, precision: Precision, *, is_weight: bool) -> bool:
+        """Whether it computes with weights or activations of this format."""
+        name = str(precision if precision.scale_type else precision.per_tensor())
+        return any(fnmatchcase(name, pattern) for pattern in (self.weights if is_weight else self.activations))
 
 
 def load_target(name: str) -> TargetTable:

@@ -51,7 +51,7 @@ from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_output
 from pipeline.quantsim.sites import find_quantized, find_sites
 from pipeline.quantsim.stored_constants import declare_types, store_constants
 from pipeline.quantsim.suggest import LayeredModel, MetricTarget, Placements, Suggestion, suggest
-from pipeline.quantsim.target_check import describe_obstructions, refuse_block_floats
+from pipeline.quantsim.target_check import describe_obstructions, refuse_formats
 from pipeline.stages.report import ENCODINGS, QUANTIZATION_REPORT, remove_quantization
 from pipeline.workspace import Workspace
 
@@ -100,7 +100,7 @@ class Simulation:
             self._of_adapters = find_calibrated(self._model, self._given, self.placement)
         if self.needs_ranges:
             check_opset(self._model.proto, self.placement.formats())  # now, and not after hours of calibration
-            check_new_formats(self._settings.suggest, self._model.proto)
+            check_new_formats(self._settings.suggest, self._model.proto, self._profile.target)
             check_weights(self._model, self._settings)
 
     @property
@@ -218,7 +218,8 @@ class Simulation:
     ) -> LayeredModel:
         """The model with its rules, for a suggestion."""
         rules = rules_of(self._settings, self._model)
-        return LayeredModel(self._model, rules, self.layers, sensitivity, stored_elsewhere, self._in_float)
+        own = (sensitivity, stored_elsewhere, self._in_float, self._profile.target)
+        return LayeredModel(self._model, rules, self.layers, *own)
 
     def place_only(self, why: str) -> QuantSimResult:
         """What needs no weights: placement, coverage and sizes. `why` says why nothing is run."""
@@ -272,8 +273,8 @@ class Simulation:
                 self._model, self._profile.name, self._profile.target, refuse=self._settings.unsupported == "refuse"
             ):
                 self._send(Note(sentence))
-            if self._profile.target is not None:
-                refuse_block_floats(placement, self._profile.target)
+            if self._profile.target is not None and not given:  # those of a file are not those of the rules
+                refuse_formats(placement, self._profile.target)
             for sentence in (*notes, *describe_opaque_operators(self._model), *describe_untyped_values(self._model)):
                 self._send(Note(sentence))
             if own := find_quantized(self._model.proto.graph):
@@ -290,6 +291,8 @@ class Simulation:
             placement, encodings = adopt_encodings(placement, given, self._model, own)
             name = Path(str(self._settings.encodings_from)).name
             details.append(f"{len(encodings.keys() - own.keys())} encodings of {name}")
+            if self._profile.target is not None:
+                refuse_formats(placement, self._profile.target, "quantsim.encodings_from")
             if own:
                 details.append(f"{len(own)} of adapters calibrated")
         return placement, encodings

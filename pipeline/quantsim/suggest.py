@@ -33,6 +33,7 @@ from pipeline.quantsim.module_rules import name_modules
 from pipeline.quantsim.new_formats import new_formats
 from pipeline.quantsim.noise import noise_power
 from pipeline.quantsim.placement import PlacedSite, Placement, PlacementRule, find_matches, place
+from pipeline.quantsim.profiles import TargetTable
 from pipeline.quantsim.sensitivity import Layer
 from pipeline.quantsim.sites import find_sites
 from pipeline.quantsim.weight_sizes import weight_bytes
@@ -78,6 +79,7 @@ class LayeredModel:
     sensitivity: output of a layer → SQNR in dB of the rated result with this layer alone quantized.
     stored_elsewhere: constants that an earlier model has too, and that are stored once.
     last_rules: rules that stay after all that are added.
+    target: what the model is to run on; layers change to formats that it runs. None runs all.
     """
 
     model: DetachedModel
@@ -86,6 +88,7 @@ class LayeredModel:
     sensitivity: Mapping[str, float]
     stored_elsewhere: Collection[str] = frozenset()
     last_rules: Sequence[PlacementRule] = ()
+    target: TargetTable | None = None
 
     def place_with(self, extra: Mapping[str, FormatsConfig]) -> Placement:
         """The placement with further rules."""
@@ -142,7 +145,7 @@ def suggest(
         The suggestion. If no number of layers meets the target, it changes all of them, or those with the best SQNR.
 
     Raises:
-        UsageError: a unit has no layer.
+        UsageError: a unit has no layer, or a target does not run a format of the settings.
     """
     placed = {
         name: {found.site.tensor: found for found in entry.place_with({}).quantized_sites()}
@@ -152,7 +155,8 @@ def suggest(
     if settings.sqnr_db is not None and not settings.units:
         ranked += _find_others(models, placed, are_alike=are_alike)
     rate = metric.rate if metric else simulate
-    trials = _Trials(models, ranked, placed, new_formats(settings), rate, find_limited)
+    formats = new_formats(settings, (entry.target for entry in models.values()))
+    trials = _Trials(models, ranked, placed, formats, rate, find_limited)
 
     def is_enough(chosen: Chosen) -> bool:
         if metric is not None:

@@ -15,7 +15,7 @@ import onnx
 import yaml
 from onnx import NodeProto, TensorProto
 
-from passes.encodings.encoding import BLOCK_FLOATS, FLOAT_NAMES
+from passes.encodings.encoding import Precision
 from passes.graph.index import constant_of, initializers_of
 from passes.graph.inference import InferenceError, infer_shapes
 from passes.graph.op_facts import ONNX_DOMAINS, op_name, opset_of
@@ -58,18 +58,19 @@ class TargetReport:
     remarks: tuple[str, ...]
 
 
-def refuse_block_floats(placement: Placement, table: TargetTable) -> None:
-    """Whether the target dequantizes the floats of few bits that weights are to have.
+def refuse_formats(placement: Placement, table: TargetTable, source: str = "quantsim.rules") -> None:
+    """Whether the target runs the formats that weights and activations are to have, by `source`. Biases are not asked.
 
     Raises:
         UsageError: it lacks one.
     """
     for placed in placement.quantized_sites():
-        name = str(placed.precision).partition("/")[0]
-        if name in (*BLOCK_FLOATS, FLOAT_NAMES["FLOAT4E2M1"]) and name not in table.block_floats:
+        site, precision, is_weight = placed.site, placed.precision, placed.site.role == "weight"
+        if site.role != "bias" and isinstance(precision, Precision) and not table.runs(precision, is_weight=is_weight):
+            other = "take the profile weight-only" if is_weight else "leave it in float"
             raise UsageError(
-                f"quantsim.rules: {placed.site.tensor} is to be {name}, which {table.title} does not dequantize; "
-                "give it another format, or take the profile weight-only"
+                f"{source}: {site.tensor} is to be {precision}, which {table.title} does not dequantize; "
+                f"give it another format, or {other}"
             )
 
 

@@ -15,7 +15,7 @@ from pipeline.quantsim.encodings import encode, find_limited_biases
 from pipeline.quantsim.module_rules import name_modules
 from pipeline.quantsim.new_formats import check_new_formats
 from pipeline.quantsim.placement import Placement, PlacementRule, place
-from pipeline.quantsim.profiles import rules_of
+from pipeline.quantsim.profiles import load_target, rules_of
 from pipeline.quantsim.qdq import insert_qdq
 from pipeline.quantsim.sensitivity import estimate_sensitivity, find_layers
 from pipeline.quantsim.simulation import compare_outputs
@@ -232,10 +232,29 @@ def test_nothing_is_suggested_that_is_worse_than_the_rules_as_they_are() -> None
 )
 def test_formats_that_the_opset_lacks_are_refused_before_calibration(target: SuggestConfig, is_held: bool) -> None:
     proto = model_of("g (float[2] x) => (float[2] y) { y = Neg(x) }").proto
-    check_new_formats(target, proto)
+    check_new_formats(target, proto, None)
     proto.opset_import[0].version = 20
     if is_held:  # 8 bits
-        check_new_formats(target, proto)
+        check_new_formats(target, proto, None)
     else:
         with pytest.raises(UsageError, match=r"quantsim\.suggest: layers are to change to .* and the model has 20"):
-            check_new_formats(target, proto)
+            check_new_formats(target, proto, None)
+
+
+def test_layers_change_to_formats_that_the_target_runs() -> None:
+    """TensorRT has no 16 bits: its layers go back to float, and settings with such a format are refused."""
+    config, model = QuantSimConfig(profile="tensorrt"), chain()
+    placement = place(model, rules_of(config, model))
+    encodings = encode(placement, calibrate(model, placement, samples()), model)
+    sensitivity = estimate_sensitivity(model, encodings, samples())
+    layers, table = find_layers(model, encodings), load_target("tensorrt")
+    entry = LayeredModel(model, rules_of(config, model), layers, sensitivity, target=table)
+    base = simulate(model, placement)
+    found = suggest(SuggestConfig(sqnr_db=base + 1), {"": entry}, lambda placements: simulate(model, placements[""]))
+    assert found.is_met
+    assert found.sqnr_db >= base + 1
+    assert {text for formats in found.rules.values() for text in formats.values()} == {"float"}
+
+    asked = SuggestConfig(sqnr_db=99.0, formats=FormatsConfig(weights="int8/channel", activations="uint16"))
+    with pytest.raises(UsageError, match=r"quantsim\.suggest\.formats: found uint16, which TensorRT"):
+        check_new_formats(asked, model.proto, table)

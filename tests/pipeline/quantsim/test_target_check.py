@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 
@@ -14,11 +15,14 @@ from typer.testing import CliRunner
 from passes.recipe.recipe import steps_of
 from passes.step import flatten
 from pipeline.cli import app
-from pipeline.config import read_recipe
+from pipeline.config import QuantSimConfig, read_recipe
+from pipeline.config.quantsim import ProfileName
 from pipeline.errors import UsageError
-from pipeline.quantsim.profiles import TARGETS, OperatorGroup, load_target
-from pipeline.quantsim.target_check import MENDING, check_target
+from pipeline.quantsim.placement import place
+from pipeline.quantsim.profiles import TARGETS, OperatorGroup, load_target, rules_of
+from pipeline.quantsim.target_check import MENDING, check_target, refuse_formats
 from pipeline.quantsim.target_trial import examine
+from tests.pipeline.quantsim.pictures_of_qdq import model_of
 from tests.support.onnx_models import detached
 
 
@@ -216,3 +220,33 @@ def test_a_constant_is_no_operator_of_a_target() -> None:
         "{ c = Constant <value = float[3] {1, 2, 3}> () y = Add (x, c) }"
     )
     assert check_target(detached(model), load_target("coreml")).obstructions == ()
+
+
+@pytest.mark.parametrize(
+    ("profile", "format_", "runs"),
+    [
+        *(("tensorrt", text, (True, text != "int4")) for text in ("int8/channel", "int4", "fp8e4m3")),
+        ("tensorrt", "nvfp4", (True, None)),
+        *(("tensorrt", text, (False, False)) for text in ("uint8", "int16", "uint4", "int8/asymmetric", "int2")),
+        *(("tensorrt", text, (False, None)) for text in ("lpbq32", "mxfp8")),
+        *(("qnn-htp", text, (True, True)) for text in ("int8/channel", "uint16", "int16/asymmetric")),
+        ("qnn-htp-w4a16", "int4/block32", (True, False)),
+        ("qnn-htp", "lpbq32", (True, None)),
+        *(("qnn-htp", text, (False, False)) for text in ("int2/block32", "uint3", "int6", "fp8e4m3")),
+        *(("ort-cpu", text, (True, True)) for text in ("uint8", "int16", "int2/block32", "fp8e4m3")),
+        *(("ort-cpu", text, (False, None)) for text in ("mxfp4", "mxfp8", "fp4e2m1/block16")),
+    ],
+)
+def test_formats_that_a_target_runs_as_weights_and_activations(
+    profile: ProfileName, format_: str, runs: tuple[bool, bool | None]
+) -> None:
+    model = model_of("g (float[4, 64] x) => (float[4, 8] y) { y = MatMul(x, w) }", w=np.ones((64, 8), np.float32))
+    for kind, expected in zip(("weights", "activations"), runs, strict=True):
+        if expected is None:  # no format of activations anywhere
+            continue
+        config = QuantSimConfig.model_validate({"profile": profile, "rules": {"op:*": {kind: format_}}})
+        placement = place(model, rules_of(config, model))
+        name = {"weights": "w", "activations": "x"}[kind]
+        refusal = f"quantsim.rules: {name} is to be {format_.partition('/')[0]}.*, which .* does not dequantize"
+        with nullcontext() if expected else pytest.raises(UsageError, match=refusal):
+            refuse_formats(placement, load_target(profile))
