@@ -43,6 +43,15 @@ STYLES: Final = {"no difference": "green", "  ": "", "": "bold"}
 """How a line begins → its style on a terminal."""
 
 
+@dataclass(frozen=True, slots=True)
+class DumpOptions:
+    """How the files of a device are read; see `DeviceDump`."""
+
+    encodings: Path | None = None
+    layout: Literal["nchw", "nhwc"] | None = None
+    integers: Literal["signed", "unsigned"] | None = None
+
+
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Find out why a model computes something else than it should: where two backends part.")
     add_command(group, "debug compare", compare)
@@ -65,6 +74,7 @@ def compare(
     step: int | None = None,
     encodings: Path | None = None,
     layout: Literal["nchw", "nhwc"] | None = None,
+    integers: Literal["signed", "unsigned"] | None = None,
     part: str | None = None,
     as_json: bool = False,
 ) -> None:
@@ -75,9 +85,11 @@ def compare(
     An element may differ by atol + rtol × the scale of its tensor; both follow from the dtype where they are not given.
     """
     is_dumped = _check_backends(first, second)
-    if not is_dumped and (encodings is not None or layout is not None):
+    dump = DumpOptions(encodings, layout, integers)
+    if not is_dumped and dump != DumpOptions():
         raise UsageError(
-            "--encodings and --layout read a folder of dumped tensors; give one as A or B, or leave them out"
+            "--encodings, --layout and --integers read a folder of dumped tensors; give one as A or B, or leave "
+            "them out"
         )
     if step is not None:
         _compare_step({first, second}, model, overrides, step, _tolerances(rtol, atol), as_json=as_json)
@@ -97,9 +109,7 @@ def compare(
             else _open_model(model, overrides, out, weights, part)
         )
         feeds = subject.feeds(inputs, seed)
-        found = _compare_values(
-            subject, (first, second), feeds, tolerances, encodings, layout, first_only=first_divergence
-        )
+        found = _compare_values(subject, (first, second), feeds, tolerances, dump, first_only=first_divergence)
     if not found.compared:
         raise UsageError(
             f"{model}: {first} and {second} have no value in common, so nothing was compared; expected a model with "
@@ -120,8 +130,7 @@ def _compare_values(
     names: tuple[str, str],
     feeds: Mapping[str, np.ndarray],
     given: Mapping[str, Tolerance],
-    encodings: Path | None,
-    layout: Literal["nchw", "nhwc"] | None,
+    dump: DumpOptions,
     *,
     first_only: bool,
 ) -> BackendComparison:
@@ -133,7 +142,7 @@ def _compare_values(
     tolerances = {**subject.tolerances, **(given or (_tolerances(DEVICE_RTOL, 0.0) if any(dumped) else {}))}
     try:
         left, right = (
-            _open_dump(subject, Path(name), encodings, layout, feeds)
+            _open_dump(subject, Path(name), dump, feeds)
             if is_dumped
             else BACKENDS[name](subject.model, subject.fusions, **subject.options)
             for name, is_dumped in zip(names, dumped, strict=True)
@@ -222,8 +231,7 @@ class Subject:
 def _open_dump(
     subject: Subject,
     folder: Path,
-    encodings: Path | None,
-    layout: Literal["nchw", "nhwc"] | None,
+    options: DumpOptions,
     feeds: Mapping[str, np.ndarray],
 ) -> DeviceDump:
     """The tensors of a device as a backend; files that belong to no value are named on standard error."""
@@ -231,7 +239,11 @@ def _open_dump(
     from pipeline.verify.backends import shapes_of
     from pipeline.verify.device_dump import DeviceDump
 
-    dump = DeviceDump(subject.model, folder, read_aimet(encodings)[0] if encodings else {}, layout)
+    encodings, integers = {}, options.integers
+    if options.encodings is not None:
+        encodings, version = read_aimet(options.encodings)
+        integers = integers or (None if version in ("0.6.1", "1.0.0") else "signed")  # later ones say the dtype
+    dump = DeviceDump(subject.model, folder, encodings, options.layout, integers)
     left = dump.find_unmatched(shapes_of(feeds))
     if left:
         more = " …" if len(left) > MOST_FILES else ""

@@ -25,6 +25,9 @@ from pipeline.verify.backends import Backend, Feeds, RunnableModel, Shapes, shap
 
 Layout = Literal["nchw", "nhwc"]
 
+Integers = Literal["signed", "unsigned"]
+"""How raw files hold a symmetric format: around 0, or counted from its lowest integer."""
+
 SUFFIXES: Final = (".npy", ".raw", ".bin")
 
 NATIVE: Final = "_native"
@@ -38,16 +41,24 @@ class DeviceDump(Backend):
         folder: holds .npy, .raw and .bin files, also in folders below.
         encodings: of tensors that were dumped as integers.
         layout: the axes of raw files, and of .npy files where both layouts have one shape; None takes nchw.
+        integers: of raw files of symmetric formats; None refuses these, unless their scale has another zero point than
+            the middle, which counts from the lowest integer.
 
     Raises:
         UsageError: the folder holds no such file.
     """
 
     def __init__(
-        self, model: RunnableModel, folder: Path, encodings: Mapping[str, Encoding], layout: Layout | None = None
+        self,
+        model: RunnableModel,
+        folder: Path,
+        encodings: Mapping[str, Encoding],
+        layout: Layout | None = None,
+        integers: Integers | None = None,
     ) -> None:
         super().__init__(model)
         self._encodings, self._layout, self._folder = encodings, layout, folder
+        self._integers: Integers | None = integers
         paths = [path for path in sorted(folder.rglob("*")) if path.suffix in SUFFIXES]
         # by the name of the file, and by its path, which some tools make of the slashes in the name of a tensor
         inner = {re.sub(r"\W", "_", str(path.relative_to(folder).with_suffix(""))): path for path in paths}
@@ -108,7 +119,7 @@ class DeviceDump(Backend):
                     f"{path}: found no array of numbers, expected one as numpy.save writes: {error}"
                 ) from error
         else:
-            array = np.fromfile(path, _stored_type(path, math.prod(shape), wanted, encoding))
+            array = np.fromfile(path, _stored_type(path, math.prod(shape), wanted, encoding, self._integers))
         if array.size != math.prod(shape):
             raise UsageError(
                 f"{path}: found {plural(array.size, 'element')}, and {value.name!r} has {list(shape)}; "
@@ -147,20 +158,35 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != 1)
 
 
-def _stored_type(path: Path, count: int, wanted: np.dtype, encoding: Encoding | None) -> np.dtype:
+def _stored_type(
+    path: Path, count: int, wanted: np.dtype, encoding: Encoding | None, integers: Integers | None
+) -> np.dtype:
     size = path.stat().st_size
     if size == count * wanted.itemsize:
         return wanted
     if size == count * 4:
         return np.dtype(np.float32)
     if encoding is not None and size in (count, 2 * count):
-        return np.dtype(f"{'i' if encoding.precision.signed else 'u'}{size // count}")
+        return np.dtype(f"{'i' if _is_signed(path, encoding, integers) else 'u'}{size // count}")
     if size == count * 2:
         return np.dtype(np.float16)
     raise UsageError(
         f"{path}: found {plural(size, 'byte')} for {plural(count, 'element')}, expected 4 or 2 for each, or with "
         "--encodings those of integers"
     )
+
+
+def _is_signed(path: Path, encoding: Encoding, integers: Integers | None) -> bool:
+    precision = encoding.precision
+    if not precision.signed or encoding.zero_point.any():
+        return precision.signed and not precision.symmetric  # a symmetric one with an offset of 0 has nothing below 0
+    if integers is None:
+        raise UsageError(
+            f"{path}: found integers of the symmetric format {precision}, which the encodings do not say the "
+            "sign of; say with --integers signed that they lie around 0, or with --integers unsigned that they count "
+            f"from {precision.lowest - 1}"
+        )
+    return integers == "signed"
 
 
 def _dequantize(path: Path, array: np.ndarray, encoding: Encoding | None) -> np.ndarray:

@@ -13,7 +13,7 @@ import torch
 from onnx import numpy_helper, parser
 from typer.testing import CliRunner, Result
 
-from passes.encodings.aimet import aimet_text
+from passes.encodings.aimet import AimetVersion, aimet_text
 from passes.encodings.encoding import Encoding, Precision
 from passes.weights.detached import read_model
 from passes.weights.sessions import Session
@@ -240,25 +240,48 @@ def test_a_layout_is_taken_where_both_have_one_shape(folder: Path) -> None:
         assert (result.exit_code, said in result.stderr) == (code, False)
 
 
-@pytest.mark.parametrize("signed", [False, True])
-def test_integers_with_their_encodings(folder: Path, signed: bool) -> None:
+@pytest.mark.parametrize("counted", [False, True], ids=["around 0", "from 0"])
+@pytest.mark.parametrize(
+    ("version", "signed", "symmetric"),
+    [("1.0.0", False, False), ("1.0.0", True, True), ("2.0.0", True, True), ("2.0.0", True, False)],
+)
+def test_integers_with_their_encodings(
+    folder: Path, version: AimetVersion, signed: bool, symmetric: bool, counted: bool
+) -> None:
+    """Around 0 or from 0: as the format has them, as the file says, as the option says; never by a guess."""
     known = values(folder)[VALUE]
-    scale = np.float32(np.abs(known).max() / 127)
-    precision = Precision(8, signed=signed, symmetric=signed)
-    zero = np.array(0 if signed else 128)
-    (folder / "net.encodings").write_text(
-        aimet_text({VALUE: Encoding(precision, np.asarray(scale), zero)}, (), "1.0.0")
-    )
-    stored = (np.rint(known / scale) + (0 if signed else 128)).astype(np.int8 if signed else np.uint8)
+    scale, zero = np.float32(np.abs(known).max() / 100), 128 * (not signed) + 20 * (not symmetric)
+    encoding = Encoding(Precision(8, signed, symmetric), np.asarray(scale), np.array(zero))
+    (folder / "net.encodings").write_text(aimet_text({VALUE: encoding}, (), version))
+    stored = np.rint(known / scale).astype(np.int64) + zero
+    stored = (stored + 128 * signed).astype(np.uint8) if counted or not signed else stored.astype(np.int8)
     stored.tofile(folder / "dump" / "conv_out_0_native.raw")
     words = ("--encodings", str(folder / "net.encodings"), "--json")
-    result = compare(folder, *words)
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["compared"] == 1
+    found = compare(folder, *words)
+    if version == "1.0.0" and symmetric:
+        assert isinstance(found.exception, UsageError)
+        assert "integers of the symmetric format int8, which the encodings do not say" in str(found.exception)
+        assert compare(folder, *words, "--integers", "signed" if counted else "unsigned").exit_code == 1
+        words = (*words, "--integers", "unsigned" if counted else "signed")
+        found = compare(folder, *words)
+    assert found.exit_code == int(signed and counted and version == "2.0.0"), found.output
+    assert json.loads(found.stdout)["compared"] == 1
     (stored + 20).astype(stored.dtype).tofile(folder / "dump" / "conv_out_0_native.raw")
     assert compare(folder, *words).exit_code == 1
     refused = compare(folder)
     assert isinstance(refused.exception, UsageError) and "with --encodings those of integers" in str(refused.exception)
+
+
+def test_a_symmetric_offset_of_0_counts_from_0(folder: Path) -> None:
+    """As AIMET writes what is never negative where symmetric formats have no sign."""
+    known = values(folder)["y"]
+    scale = float(known.max() / 200)
+    row = {"bw": 8, "dtype": "INT", "enc_type": "PER_TENSOR", "is_sym": True, "name": "y", "offset": [0]}
+    data = {"version": "1.0.0", "activation_encodings": [{**row, "scale": [scale]}], "param_encodings": []}
+    (folder / "net.encodings").write_text(json.dumps(data))
+    np.rint(known / np.float32(scale)).astype(np.uint8).tofile(folder / "dump" / "y.raw")
+    found = compare(folder, "--encodings", str(folder / "net.encodings"))
+    assert found.exit_code == 0, found.output
 
 
 def test_what_does_not_fit_is_named(folder: Path) -> None:
