@@ -96,6 +96,7 @@ def test_each_part_has_an_ir_that_names_its_weights(
 
 
 def test_all_structures_are_kept(result: PartsResult) -> None:
+    assert result.parts.keys() == {"prefill", "decode"}
     for part in result.parts.values():
         assert len(part.structures) >= 3 * 5
         assert all(verdict.kept for verdict in part.structures)

@@ -152,6 +152,7 @@ def test_a_difference_that_a_bias_explains_in_part_is_not_called_a_second_bias()
     found = compare_values(
         wide_model(), model_of(WIDE.replace("MatMul(x, w)", "Gemm(x, w, more)"), **shifted), WIDE_SAMPLES
     )
+    assert [value.tensor for value in found] == ["first", "second", "third", "y"]
     assert not any(value.constant for value in found)
 
 

@@ -113,4 +113,5 @@ def test_a_softmax_of_few_classes_has_a_direction_that_moves_it(seed: int) -> No
     feeds = [{"x": random.normal(size=(1, 8)).astype(np.float32)}]
     placement = place(model, [rule("op:*", "int4", "float")])
     found = estimate_sensitivity(model, encode(placement, {}, model), feeds)
+    assert found.keys() == {"a", "b"}
     assert all(10 < ratio < 60 for ratio in found.values()), found

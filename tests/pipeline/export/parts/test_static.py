@@ -110,6 +110,7 @@ def test_a_cache_in_int8_is_rounded_by_the_scales_of_prompts(
     model, wishes = make_model("Llama"), {"dtype": "int8", "scales": scales, "data": (str(tmp_path / "prompts.npz"),)}
     rounded, exact = (parts_of(model, **given)[0] for given in (wishes, {}))
     found, wanted = (part.write_states(torch.tensor([[5, 17, 3, 8]]))["1"] for part in (rounded, exact))
+    assert found.keys() == wanted.keys() == {"key", "value"}
     for name, tensor in found.items():
         scale = rounded.scales["1"][name]
         assert tensor.dtype is torch.int8 and scale.shape == shape
