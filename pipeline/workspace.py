@@ -56,11 +56,18 @@ class Workspace:
         """Make the folder, hold its lock, and remove what a killed run has left.
 
         Raises:
-            UsageError: another run holds the folder, or it cannot be written.
+            UsageError: another run holds the folder, it cannot be written, or it was removed before the run ended.
         """
         with self.hold():
             self._clear()
-            yield
+            try:
+                yield
+            except Exception as error:  # such as that of a library which reads a file of the folder
+                if self.scratch.is_dir():
+                    raise
+                raise UsageError(
+                    f"the folder {self.folder} was removed during the run; leave it, and run the same command again"
+                ) from error
             shutil.rmtree(self.scratch, ignore_errors=True)
 
     @contextlib.contextmanager

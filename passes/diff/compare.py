@@ -192,7 +192,11 @@ def _is_stored_and_computed(matched: ModelMatching, old: int, new: int) -> bool:
 
 
 def _name(flat: FlatGraph, value: int) -> str:
-    return "" if value == ABSENT else flat.names[value]
+    """The name of a value; of an input of a body or a function with the name of that, since callers may have another
+    value of this name."""
+    if value == ABSENT:
+        return ""
+    return flat.names[value] + (f" of {flat.formals[value]}" if value in flat.formals else "")
 
 
 def function_changes(matched: ModelMatching) -> Iterator[HeaderChange]:

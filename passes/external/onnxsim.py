@@ -16,6 +16,7 @@ import onnx
 from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed, StepTimedOut
 from passes.external import onnxoptimizer
+from passes.external.hidden_outputs import hide_outputs, show_outputs
 from passes.external.installed import (
     ask,
     read_table,
@@ -107,6 +108,10 @@ class OnnxSim(CompositeStep, name="onnxsim", reads="values", source="onnxsim"):
         return {name: shape for key in SHAPES for name, shape in (self.options.get(key) or {}).items()}
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
+        result = self._simplify(hide_outputs(model, self.input_shapes), context)
+        return replace(result, model=show_outputs(model, result.model))
+
+    def _simplify(self, model: DetachedModel, context: PassContext) -> PassResult:
         options, why = self.build_arguments(), None
         options.setdefault("tensor_size_threshold", MOST_FOLDED)
         if options.get("check_n", 0) == 0:

@@ -97,8 +97,10 @@ def check_model(
     Raises:
         ModelError: it is not valid.
     """
-    if not model.HasField("graph") or not (model.graph.node or model.graph.output):
+    if not model.HasField("graph"):
         raise ModelError("it holds no graph; is it an ONNX file, and complete?")
+    if not (model.graph.node or model.graph.output):
+        raise ModelError("its graph has neither nodes nor outputs; is the file complete?")
     for text, what in (
         (model.producer_name, "producer's name"),
         (model.producer_version, "producer's version"),

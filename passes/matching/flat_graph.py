@@ -67,6 +67,8 @@ class FlatGraph:
         """Stored tensors, and values computed from these alone."""
         self.weights: set[int] = set()
         """The constants that are large enough to identify a node."""
+        self.formals: dict[int, str] = {}
+        """Input of a body or of a function → the name of that body or function."""
         self.outputs: dict[str, int] = {}
         self.carried: dict[int, bytes] = {}
         """Index of an item → the metadata and the doc string that were carried to its node, serialized.
@@ -143,6 +145,8 @@ class _GraphFlattener:
         for index, info in enumerate(graph.input):
             formal = ("input", self.called.get(info.name, info.name)) if owner is None else (owner, index)
             scope[info.name] = self.flat.value(info.name, formal)
+            if owner is not None:
+                self.flat.formals[scope[info.name]] = graph.name
         tensors = initializers_of(graph)
         for name, digest in canonical.stored:
             scope[name] = self.flat.value(name, digest)
@@ -155,6 +159,7 @@ class _GraphFlattener:
     def function(self, function: FunctionProto, canonical: CanonicalGraph) -> None:
         key = (function.domain, function.name, getattr(function, "overload", ""))
         scope = {name: self.flat.value(name, (key, index)) for index, name in enumerate(function.input)}
+        self.flat.formals.update(dict.fromkeys(scope.values(), f"{function.domain}::{function.name}"))
         self._nodes(function.node, canonical.nodes, scope)
 
     def _nodes(self, nodes: Iterable[NodeProto], canonicals: Sequence[CanonicalNode], scope: dict[str, int]) -> None:

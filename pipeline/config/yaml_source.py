@@ -156,27 +156,25 @@ def describe(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def check_plain(data: object, place: str, depth: int = 0) -> None:
+def check_plain(data: object, title: str, path: KeyPath = ()) -> None:
     """Refuse what no file, no path and no number of a run can hold, also in data that Python gives.
 
     Raises:
         ConfigError: half of a surrogate pair or a NUL in a text, an integer of more than `BITS` bits, or values nested
             more than `DEPTH` deep.
     """
-    if depth > DEPTH:
-        raise ConfigError(f"{place}: nested more than {DEPTH} levels deep, expected a configuration")
+    if len(path) > DEPTH:
+        raise ConfigError(f"{title}: nested more than {DEPTH} levels deep, expected a configuration")
+    place = f"{title}: {_key_text(path)}" if path else title
     match data:
         case str() if _BROKEN.search(data):
             raise ConfigError(f"{place}: found {describe(data)}, expected text without NUL and without lone surrogates")
         case int() if data.bit_length() > BITS:
             raise ConfigError(f"{place}: found an integer of {data.bit_length()} bits, expected at most {BITS}")
-        case Mapping():
-            for key, value in data.items():
-                check_plain(key, place, depth + 1)
-                check_plain(value, place, depth + 1)
-        case list() | tuple():
-            for item in data:
-                check_plain(item, place, depth + 1)
+        case Mapping() | list() | tuple():
+            for key, value in data.items() if isinstance(data, Mapping) else enumerate(data):
+                check_plain(key, title, path)
+                check_plain(value, title, (*path, key))
 
 
 class _YamlReader:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import re
 import sys
 import traceback
@@ -218,7 +219,10 @@ def call_user_code(call: Callable[[], T], title: str, own: str) -> T:
         own: the reference by which the user named the code.
     """
     try:
-        return call()
+        value = call()
+        if inspect.iscoroutine(value):  # whoever gets it refuses it; Python would warn that nobody awaited it
+            value.close()
+        return value
     except OnnxlineError:
         raise
     except (Exception, SystemExit) as error:  # the user's code may raise anything

@@ -78,7 +78,7 @@ def prove_chain(
     for place, name in enumerate(names):
         observe(name, place, len(names))
         _, reader = open_reader(models, name, config.runtime, optimized=False)
-        report = _compare(texts, reader, name, judged_as)
+        report = compare_texts(texts, reader, name, judged_as)
         found.append(_with_note(report, note))
     if models_with(models, PARTS):
         open_step = step_opener(models, names[0], config.runtime, optimized=False)
@@ -216,7 +216,16 @@ def _first_difference(text: TorchText, tokens: Sequence[int]) -> int:
     return next((at for at, pair in pairs if len(set(pair)) > 1), len(tokens))
 
 
-def _compare(texts: Sequence[TorchText], reader: Reader, backend: str, judged_as: str) -> ChainReport:
+def compare_texts(texts: Sequence[TorchText], reader: Reader, backend: str, judged_as: str) -> ChainReport:
+    """Continue each prompt by `reader`, and compare up to the first token that differs: that one is right where torch's
+    logits of the two tokens differ by rounding alone, and what follows it is another text.
+
+    Args:
+        texts: the texts by torch.
+        reader: reads tokens by the parts.
+        backend: its name, for the report.
+        judged_as: the dtype whose tolerance says what rounding is.
+    """
     equal, whys, is_right = 0, [], True
     for place, text in enumerate(texts, 1):
         if not isinstance(reader, TextReader):

@@ -141,6 +141,16 @@ def test_functions() -> None:
     assert diff_sentences(first, renamed) == []
 
 
+def test_an_input_of_a_function_is_told_from_a_value_of_that_name() -> None:
+    called = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20, "own": 1]> g (float[2] x) => (float[2] y) { y = own.f (x) }'
+        '<domain: "own", opset_import: ["": 20]> f (x) => (z) { t = Abs (x) z = Exp (t) }'
+    )
+    flat = model_of("g (float[2] x) => (float[2] y) { t = Abs (x) y = Exp (t) }")
+    assert "Abs t: input 0 x of own::f → x" in diff_sentences(called, flat)
+    assert "Abs t: input 0 x → x of own::f" in diff_sentences(flat, called)
+
+
 def test_a_default_that_can_be_fed_is_part_of_the_signature() -> None:
     first, other = (
         model_of("g (float[2] x) => (float[2] y) { y = Add (x, w) }", w=np.ones(2, np.float32)) for _ in "ab"

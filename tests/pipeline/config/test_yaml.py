@@ -353,3 +353,16 @@ def test_a_mistake_that_is_found_later_has_the_file_and_the_key(tmp_path: Path, 
         raise PolicyError(said)
     assert str(caught.value) == expected.format(file=file)
     assert config == RunConfig.from_mapping(config.to_mapping())
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"verify": {"seed": 2**100}}, "configuration: verify.seed: found an integer of 101 bits, expected at most 64"),
+        ({"model": {"args": {"name": "a\0"}}}, "configuration: model.args.name: found 'a\\x00', expected text without"),
+    ],
+)
+def test_data_that_no_file_can_hold_is_named_by_its_key(data: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_mapping(data)
+    assert str(caught.value).startswith(said)

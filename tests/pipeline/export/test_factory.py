@@ -179,6 +179,7 @@ def test_a_name_that_a_file_may_have_is_left_to_the_file(tmp_path: Path, code: s
         ("def make():\n    return nn.ReLU().forward\n", r"returns the function forward: put it into the forward of"),
         ("def make():\n    return nn.Linear(1, 1).state_dict()\n", r"a state dict, which holds weights and no code"),
         ("async def make():\n    yield 1\n", r"returns async_generator, expected"),
+        ("async def make():\n    return nn.ReLU()\n", r"returns a coroutine \(is it `async`, or does it `yield`\?\)"),
         ("make = nn.ReLU()\n", r"make is a module and no function; expected a function that returns it"),
         ("make = 3\n", r"'make' is int, expected a function"),
         (

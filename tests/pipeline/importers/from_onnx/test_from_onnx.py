@@ -372,6 +372,8 @@ def test_odd_types_are_unsupported() -> None:
         graph_from("g (string[2] x) => (string[2] y) { y = Identity(x) }")
     with pytest.raises(SourceError, match="holds no graph"):
         from_onnx(onnx.ModelProto())
+    with pytest.raises(SourceError, match="its graph has neither nodes nor outputs"):
+        from_onnx(onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [])))
 
 
 # ── the tables ───────────────────────────────────────────────────────────────────────────────────────────────────────

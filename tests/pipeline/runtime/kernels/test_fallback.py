@@ -7,8 +7,9 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from pipeline.errors import Unsupported
+from pipeline.errors import SourceError, Unsupported
 from pipeline.importers import from_onnx
+from pipeline.ir import from_text, to_text
 from pipeline.ops import KINDS, Kind, emitter_of
 from pipeline.planning import to_json
 from pipeline.runtime import compile_graph
@@ -48,6 +49,14 @@ def test_the_node_is_an_op_of_the_plan() -> None:
     wanted = np.asarray(next(iter(ReferenceEvaluator(model()).run(None, {**feed()}))))
     for _ in range(2):
         np.testing.assert_allclose(to_numpy(program.run(feed())["z"]), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_graph_that_says_another_shape_is_the_users_mistake() -> None:
+    text = to_text(from_onnx(model(), emitter_of=emitter_of, fallback=True))
+    program = compile_graph(from_text(text.replace("[1, 3, 4, 4]", "[1, 3, 4, 5]")))
+    said = r"op 1 \(DeformConv\): it made torch.float32\[1, 3, 4, 4\], and the graph says torch.float32\[1, 3, 4, 5\]"
+    with pytest.raises(SourceError, match=said):
+        program.run(feed())
 
 
 def test_the_plan_keeps_the_node_as_text() -> None:
