@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import onnx
 import onnxruntime
+import onnxruntime.capi.onnxruntime_pybind11_state as binding
 from onnx import TensorProto, helper, numpy_helper
 from onnx.inliner import inline_selected_functions
-from onnxruntime.capi.onnxruntime_pybind11_state import get_all_opkernel_def
 
 from passes.custom_ops.declarations import add_libraries, reference_ops
 from passes.errors import StepFailed, StepTimedOut
@@ -248,9 +248,13 @@ def _find_largest(graph: onnx.GraphProto) -> int:
 def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Replace operators without a kernel by the nodes of their functions, which onnxruntime would run after all others.
 
-    An operator that reads a value of unknown type is left as it is: it costs memory, and no result depends on it.
+    An operator that reads a value of unknown type is left as it is, and every operator is where the build of
+    onnxruntime lists no kernels: it costs memory, and no result depends on it.
     """
-    kernels = {kernel.op_name for kernel in get_all_opkernel_def() if not kernel.domain}
+    list_kernels = getattr(binding, "get_all_opkernel_def", list)  # a build may leave it out, as it is not public
+    kernels = {kernel.op_name for kernel in list_kernels() if not kernel.domain}
+    if not kernels:
+        return proto
     functions = {node.op_type for node in proto.graph.node if not node.domain} - kernels
     if not functions:
         return proto

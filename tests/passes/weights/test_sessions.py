@@ -14,6 +14,7 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 from onnx.parser import parse_model as parse
+from onnxruntime.capi import onnxruntime_pybind11_state as binding
 
 from passes.errors import StepFailed, StepTimedOut
 from passes.weights.detached import detach, read_model
@@ -68,6 +69,15 @@ def test_functions_are_run_in_the_order_of_the_graph() -> None:
     assert {"GroupNormalization", "HardSwish"}.isdisjoint(
         node.op_type for node in expand_functions(model.proto).graph.node
     )
+
+
+def test_functions_stay_where_onnxruntime_does_not_list_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = detach(model_of(FUNCTIONS, 21, scale=np.float32([1, 2, 3, 4]), bias=np.float32([0, 1, 0, 1])))
+    x = {"x": np.random.default_rng(0).standard_normal((2, 4, 8)).astype(np.float32)}
+    expected = Session.of(model, in_order=True).run(x)["y"]
+    monkeypatch.delattr(binding, "get_all_opkernel_def")
+    assert expand_functions(model.proto) is model.proto
+    assert (Session.of(model, in_order=True).run(x)["y"] == expected).all()
 
 
 def test_a_loop_without_an_end_is_stopped() -> None:
