@@ -56,7 +56,7 @@ def load_object(reference: str, title: str) -> Any:
     return getattr(module, name)
 
 
-def clash_beside(reference: str) -> str:
+def clash_next_to(reference: str) -> str:
     """The sentence about a file next to the user's with the name of a package of ours; empty without such a file."""
     location = reference.rpartition(":")[0]
     clash = describe_clash(str(Path(location).resolve().parent)) if location.endswith(".py") else ""
@@ -79,7 +79,7 @@ def call_user_code(make: Callable[[], Result], title: str, reference: str = "") 
         ]
         line = f"\n  at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         said = str(error).strip().splitlines() or [""]
-        clash = clash_beside(reference)
+        clash = clash_next_to(reference)
         advice = f"\n  {clash}" if clash else ""
         raise PolicyError(f"{title} {type(error).__name__}: {said[0]}{line}{advice}") from error
 
@@ -172,7 +172,7 @@ def is_installed(file: str) -> bool:
     return "site-packages" in file or "dist-packages" in file
 
 
-def files_beside(location: str) -> set[Path]:
+def files_next_to(location: str) -> set[Path]:
     """The file of a loaded module, and the loaded files of the same folder or below, less what pip installed there."""
     own = location if location.endswith(".py") else getattr(sys.modules[location], "__file__", None)
     if own is None:

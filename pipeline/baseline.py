@@ -131,7 +131,7 @@ WIDTH: Final = 4096
 """Wide enough that no entry is split over lines."""
 
 
-def file_beside(config: Path) -> Path:
+def baseline_file(config: Path) -> Path:
     """The default file of a baseline: `vit.baseline` for `vit.yaml`."""
     return config.with_suffix(SUFFIX)
 

@@ -93,8 +93,8 @@ class OnnxRuntimeGraph(CompositeStep, name="onnxruntime", reads="values", source
 def transformer_facts(level: str) -> dict[str, list[str]]:
     """In the worker: what runs at `level` and can be left out; rules first, then transformers.
 
-    Transformers are read from the log of a session. Some of what the log names cannot be left out (the insertion of
-    Casts and copies): what still runs when all are disabled. Rules do not appear in the log and come from `RULES`.
+    Transformers are read from the log of a session. Transformers that still run when all are disabled (the insertion of
+    Casts and copies) cannot be left out, and are not listed. Rules do not appear in the log and come from `RULES`.
     """
     logged = _find_logged_transformers(level, ())
     if not logged:

@@ -23,7 +23,7 @@ from passes.errors import PassError, PolicyError, StepFailed
 from passes.external.through_files import write
 from passes.step import PassResult, Step
 from passes.suggest import nearest
-from passes.user_files import call_user_code, clash_beside, files_beside, is_reference, load_object
+from passes.user_files import call_user_code, clash_next_to, files_next_to, is_reference, load_object
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, WeightFile, portable
 
@@ -142,7 +142,7 @@ def files_of(reference: str) -> tuple[Path, ...] | Refusal:
     except PolicyError as error:
         return Refusal(str(error))
     location = reference.rpartition(":")[0] if is_reference(reference) else installed_passes()[reference].module
-    return tuple(sorted(files_beside(location)))
+    return tuple(sorted(files_next_to(location)))
 
 
 def run_step(step: StepReference, model: MappedModel, folder: str, draws: Draws) -> StepOutput:
@@ -186,7 +186,7 @@ def _run(reference: str, options: dict[str, Any], model: onnx.ModelProto) -> onn
     try:
         result = _call_once(lambda: loaded.function(model))
     except (ImportError, AttributeError) as error:
-        clash = clash_beside(reference)
+        clash = clash_next_to(reference)
         if not clash:
             raise
         raise ImportError(f"{error}; {clash}") from error

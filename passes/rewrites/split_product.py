@@ -240,7 +240,7 @@ class _Splitter:
     def _split_pieces(
         self, value: str, pieces: Sequence[ChannelPart], names: Mapping[bytes, str], axis: int, role: str
     ) -> dict[bytes, str]:
-        """Take the channels of one role apart again, where its consumers take them in several pieces, by `names`."""
+        """Split the channels of one role further, because its consumers read them in several pieces, called `names`."""
         keys = [part.channels.tobytes() for part in pieces]
         names = {key: names.get(key) or self.edit.free(f"{value}.{at}") for at, key in enumerate(keys)}
         sizes = [len(part.channels) for part in pieces]

@@ -130,13 +130,13 @@ def check(
 
 def _read(source: str, overrides: list[str] | None, file: Path | None) -> tuple[RunConfig, Path]:
     """The configuration of the run, and the file of its baseline."""
-    from pipeline.baseline import file_beside
+    from pipeline.baseline import baseline_file
     from pipeline.config import RunConfig, is_reference
 
     settings = RunConfig.from_source(source, tuple(overrides or ()))
     if is_reference(source):  # a file may have several
         return settings, file or Path(source).with_name(f"{settings.name}.baseline")
-    return settings, file or file_beside(Path(source))
+    return settings, file or baseline_file(Path(source))
 
 
 def _run(settings: RunConfig, out: Path | None, quiet: bool) -> dict[str, Any]:

@@ -270,7 +270,7 @@ def why(model: Path, name: str, part: str | None = None, as_json: bool = False) 
         if not weights and not merged:
             raise
     stripped = is_stripped(proto)
-    rows = _rows_beside(file_of(model))
+    rows = _rows_next_to(file_of(model))
     if as_json:
         entries = [
             {**dataclasses.asdict(origin), "steps": _steps(_authors(origin), rows)} for origin in (*nodes, *weights)
@@ -295,7 +295,7 @@ def why(model: Path, name: str, part: str | None = None, as_json: bool = False) 
     print_styled("\n\n".join(blocks) + "\n", WHY_STYLES)
 
 
-def _rows_beside(model: Path) -> list[dict[str, Any]]:
+def _rows_next_to(model: Path) -> list[dict[str, Any]]:
     """The pass rows of `report.json` next to the model; none where no such file can be read."""
     try:
         rows = json.loads((model.parent / REPORT).read_text(encoding="utf-8"))["passes"]

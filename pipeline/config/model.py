@@ -41,8 +41,8 @@ class InputConfig(Section):
     """One input of the model.
 
     shape: integers, and names for the dims that stay dynamic. It may be left out where the factory's example
-        or the ONNX file already tells it. Floats are drawn uniformly from [lo, hi] (default [-1, 1]), whole
-        numbers from lo up to, and without, hi (default [0, 2]).
+        or the ONNX file already tells it. Floats are drawn uniformly from [lo, hi] (default [-1, 1]),
+        integers from lo up to, and without, hi (default [0, 2]).
     dynamic: names for axes that stay dynamic, where the shape comes from elsewhere; `export.dynamic_shapes` adds to it.
     padding: of a mask of zeros and ones: the first of each row is always one, since a row that is masked as a whole
         has no defined attention.

@@ -207,7 +207,7 @@ def register_caches(module: nn.Module) -> None:
     if model is None:
         return
     register_cache_types()
-    for cache in _caches_beside(type(model)):
+    for cache in _caches_in_file_of(type(model)):
         _register(cache)
 
 
@@ -234,7 +234,7 @@ def fixed_values(context: Any) -> dict[str, bool | int | float | str] | None:
     return {path: value for path, value in fixed.items() if type(value) in PLAIN}
 
 
-def _caches_beside(model: type) -> Iterator[type]:
+def _caches_in_file_of(model: type) -> Iterator[type]:
     """The classes in the model's own file that are caches by their name, though not subclasses of `Cache`."""
     for name, value in vars(sys.modules[model.__module__]).items():
         if isinstance(value, type) and name.endswith("Cache") and value.__module__ == model.__module__:

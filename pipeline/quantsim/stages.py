@@ -172,7 +172,7 @@ class Simulation:
         self.layers = find_layers(self._model, encodings, self._sites)
         metric = self.open_metric(samples)  # how well the model does its task
         outputs, device = self.simulate(self.quantized, samples)  # by the specification, and as a device has them
-        noise = self.measure(placement, encodings, tuned, samples)  # what each step adds, and what has come together
+        noise = self.measure(placement, encodings, tuned, samples)  # what each tensor adds, and the sum up to it
         sensitivity, why_not = self.estimate(encodings, tuned, samples)  # what each layer alone does to the outputs
         layouts = self.write_layouts(samples)  # the weights as other tools store them
         written = (f"quantsim: {sentence}" for sentence in layouts.values() if sentence)

@@ -132,7 +132,7 @@ class Context(ProcessBound):
         """
         steps = {step.index: at for at, step in enumerate(self._steps)}
         given = self._accept(feed)
-        begun = 0  # so many steps, which may have written to states
+        begun = 0  # the steps that began, and may have written to states
         try:
             for slot, tensor in zip(self._fed, given, strict=True):
                 slot.write(tensor)

@@ -122,12 +122,12 @@ def code_of(source: Source, model: ModelConfig) -> list[Path]:
             continue
     if model.factory is not None:
         factory = split_factory(model.factory)[0]
-        own = _beside_file(locate(factory).resolve()) if factory.endswith(".py") else _of_package(factory)
+        own = _files_of_factory(locate(factory).resolve()) if factory.endswith(".py") else _of_package(factory)
         files.update(_with_imports(own))
     return sorted(file for file in files if file.is_file())
 
 
-def _beside_file(factory: Path) -> set[Path]:
+def _files_of_factory(factory: Path) -> set[Path]:
     """`factory` and the loaded files of its folder and below. Folders are resolved once each: torch has 2,000 files."""
     files = {file for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
     folders = {os.path.dirname(file) for file in files}  # noqa: PTH120 - a Path each takes ten times as long

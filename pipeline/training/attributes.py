@@ -380,7 +380,7 @@ def _add_own_values(function: FunctionType, found: UserCaches) -> list[FunctionT
 
 
 CONTAINERS: Final = (dict, OrderedDict, defaultdict, list, set)
-"""The classes of what is looked into, but no subclass of the user's."""
+"""Container types that are searched for caches; exact types only, so that subclasses of the user's are left alone."""
 
 LARGEST: Final = 1000
 """The most entries of a cache; a larger container is data."""

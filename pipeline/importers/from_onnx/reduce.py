@@ -107,7 +107,8 @@ def every_axis(node: Node, axes: tuple[int, ...] | None) -> tuple[int, ...]:
 
 
 def arg_reduction(operator: str) -> Importer:
-    """An importer for the place of an extreme. The last of equal elements is the first from the end."""
+    """An importer for the index of an extreme. select_last_index: flip the axis, take the first extreme, and mirror its
+    index."""
 
     def importer(node: Node, *, keepdims: bool = True, select_last_index: bool = False) -> None:
         axis, spec = node.axis(0), node.spec(0)

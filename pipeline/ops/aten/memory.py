@@ -24,7 +24,7 @@ AS_STRIDED = "aten.as_strided.default"
 """The one operator that counts through the memory of its operand."""
 
 ORDERS = "orders of axes"
-"""An attribute that no torch operator has: for each result the permutation from its stored form, or ()."""
+"""An attribute of ours: for each result, the permutation from its memory layout to its logical axes, or ()."""
 
 
 def has_permuted_results(op: Op) -> bool:

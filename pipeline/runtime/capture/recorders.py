@@ -173,7 +173,7 @@ class CpuRecorder(LoopRecorder):
         return recording
 
     def settle(self, replay: Callable[[], None]) -> None:
-        """Let the executor compile the graphs, and look at what it made of them."""
+        """Run the graphs until TorchScript has compiled them, and drop each graph whose calls it has rewritten."""
         try:
             for _ in range(SETTLING_RUNS if any(recording.has_graphs for recording in self._recorded) else 0):
                 replay()

@@ -92,7 +92,7 @@ Bind = Callable[[Ins, Outs], Launch]
 
 
 PLANNED_THREADS: Final[ContextVar[int]] = ContextVar("PLANNED_THREADS", default=0)
-"""Threads of torch when the program was compiled whose launches are bound now; 0 where none is."""
+"""torch.get_num_threads() at compile time of the program that is being bound; 0 outside of binding."""
 
 
 @contextmanager
