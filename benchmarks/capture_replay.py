@@ -1,4 +1,4 @@
-"""What a replay costs beside its kernels, what finding a capture costs, and how two threads scale.
+"""What a replay costs in addition to its kernels, what finding a capture costs, and how two threads scale.
 
     python -m benchmarks.capture_replay [--rounds 20] [--markdown FILE]
 

@@ -74,7 +74,7 @@ def write_parts(folder: Path, model: Any, length: int) -> None:
 
 
 def measure(parts: TextParts, threads: int, rounds: int) -> None:
-    """Print milliseconds for a token, and tokens per second beside onnxruntime's."""
+    """Print milliseconds for a token, and tokens per second next to onnxruntime's."""
     sides: Mapping[str, Callable[[], Any]] = {
         "onnxruntime, IOBinding": lambda: BoundStates(parts, threads),
         "plan": lambda: PlannedStates(parts, RuntimeConfig()),

@@ -1,4 +1,4 @@
-"""Train steps of the tests and benchmarks by torch's joint export, beside the recording of `record_step`.
+"""Train steps of the tests and benchmarks by torch's joint export, next to the recording of `record_step`.
 
     python -m benchmarks.joint_export [TESTS …]    by default tests/pipeline/training and tests/pipeline/authoring
 

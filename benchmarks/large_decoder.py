@@ -1,4 +1,5 @@
-"""A whole run of a decoder with TinyLlama's proportions from bf16 safetensors: time, and memory beside its weights.
+"""A whole run of a decoder with TinyLlama's proportions from bf16 safetensors: time, and memory in addition to its
+weights.
 
     python -m benchmarks.large_decoder [--layers 22] [--vocabulary 32000] [--folder DIR] [--peers PYTHON] [--side SIDE]
 

@@ -3,8 +3,8 @@
     python -m benchmarks.passes_cost [--model NAME]… [--repeats 3] [--no-loop] [--markdown FILE]
 
 Every side is a process of its own that reads the same exported file. Time is that of the call, libraries imported (for
-onnxline, in its workers too); that of the whole process, imports and all, stands beside it. Memory is taken in a run of
-its own. Each side compares on one draw.
+onnxline, in its workers too); that of the whole process, imports and all, stands next to it. Memory is taken in a run
+of its own. Each side compares on one draw.
 
     onnxline   passes.optimize(path, recipe=["default"], keep=["qkv?"]): each pass alone; after each change the op
                counts, the structure check and the numeric check, and the whole final model once more
@@ -41,7 +41,7 @@ MODELS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         ("model.transformers.config.num_hidden_layers=6", "model.transformers.config.vocab_size=40000"),
     ),
 }
-"""Name → shipped configuration and what is set beside it."""
+"""Name → shipped configuration, and the settings that are changed in it."""
 
 ONLY_MEMORY: Final = "Llama 6 GB"
 NO_LOOP: Final = frozenset({"Llama 2-layer", ONLY_MEMORY})

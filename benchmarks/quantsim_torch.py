@@ -1,4 +1,4 @@
-"""The simulation of a quantized model in torch, by torchao, beside that of onnxruntime by the specification.
+"""The simulation of a quantized model in torch, by torchao, next to that of onnxruntime by the specification.
 
     TORCHAO_PYTHON -m benchmarks.quantsim_torch [--folder DIR] [--minilm]
 

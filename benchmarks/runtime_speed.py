@@ -1,4 +1,4 @@
-"""The planned runtime beside its peers: torch eager, onnxruntime with IOBinding, torch.compile (frozen), OpenVINO.
+"""The planned runtime next to its peers: torch eager, onnxruntime with IOBinding, torch.compile (frozen), OpenVINO.
 
     python -m benchmarks.runtime_speed [--models tiny,bert,resnet,light] [--rounds 15] [--threads 1] [--peers]
                                        [--markdown FILE]

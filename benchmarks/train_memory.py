@@ -1,4 +1,4 @@
-"""Memory of a train step beside its states: the arena, and the bound of the order of its operators.
+"""Memory of a train step in addition to its states: the arena, and the bound of the order of its operators.
 
     python -m benchmarks.train_memory
 

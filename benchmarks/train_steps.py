@@ -1,4 +1,4 @@
-"""Recorded train steps beside eager torch, eager torch with the fused Adam, torch.compile, AOTInductor and JAX.
+"""Recorded train steps next to eager torch, eager torch with the fused Adam, torch.compile, AOTInductor and JAX.
 
     python -m benchmarks.train_steps [--rounds 11] [--native] [--peers] [--jax PYTHON] [--only NAMES]
 

@@ -1,4 +1,4 @@
-"""Writes `attention.onnx`, which lies beside this file: a tiny attention block with a matrix each for Q, K and V.
+"""Writes `attention.onnx`, which lies next to this file: a tiny attention block with a matrix each for Q, K and V.
 
 The three read a LayerNormalization, as in a transformer; the default recipe's `fuse_qkv` makes one matrix of them.
 

@@ -1,4 +1,4 @@
-"""The table of families: the YAML files beside this one, with model classes small enough to export in seconds.
+"""The table of families: the YAML files next to this one, with model classes small enough to export in seconds.
 
 A row's `config` and `inputs` are written as in the section `model:` of a configuration. `without` says why no triple
 is expected: what is there instead. `exports: false` is for a class that does not export; it is tried all the same.
@@ -31,7 +31,7 @@ class Family:
     attention: str
     """Its kind, in words."""
     config: Mapping[str, Any] | str
-    """Its keys, or a config.json beside the table."""
+    """Its keys, or a config.json next to the table."""
     inputs: Mapping[str, Any]
     without: str = ""
     no_softmax: Sequence[str] = ()

@@ -90,8 +90,8 @@ class Tie(Step, name="tie", reads="values"):
     """Store a matrix once that is stored several times, also where one copy is transposed. All consumers of equal
     float matrices read the first; a copy that is its transpose becomes a Transpose of it.
 
-    Equal bit for bit, in dtype and in shape. A matrix whose elements are all equal says nothing, as one of zeros in an
-    adapter that is not trained, so such matrices stay apart; and so do vectors, and what is an output of the model.
+    Equal matrices have the same dtype, shape and bits. A matrix whose elements are all equal, such as the zeros of an
+    adapter that is not trained, stays as it is; so do vectors, and outputs of the model.
     """
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:

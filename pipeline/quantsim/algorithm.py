@@ -67,7 +67,7 @@ def round_by_gptq(
     hessian: np.ndarray,
     options: Mapping[str, Any],
 ) -> np.ndarray:
-    """The numbers of a matrix, or of some of its output channels, as int32.
+    """The integers of a matrix, or of some of its output channels, as int32.
 
     A zero point is an integer, so the integers of `array + zero_point * scale` on a grid without one have the errors of
     `array` on its own grid. That is what the library rounds.
@@ -214,7 +214,7 @@ def run_ada_round(job: Job, folder: Path) -> tuple[Arrays, Left]:
 
 
 def run_scale_estimation(job: Job, folder: Path) -> tuple[Arrays, Left]:
-    """NNCF's scales by the error of each layer on what its data has most of, with numbers and zero points."""
+    """NNCF's scales by the error of each layer on what its data has most of, with integers and zero points."""
     import nncf
 
     model = onnx.load(folder / "model.onnx")

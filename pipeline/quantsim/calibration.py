@@ -40,7 +40,7 @@ class MeasuredRanges:
         before the last sample, and MSE none of tensors with numbers, since they depend on the format, but for those
         that are infinite or NaN on a sample, which have no histogram. Both are NaN where an element is, and the least
         is above the greatest where no sample has a number of the tensor, as of a cache of length 0.
-    histograms: of each tensor that has numbers; none for min-max.
+    histograms: of each tensor that has elements; none for min-max.
     """
 
     samples: int
@@ -283,7 +283,7 @@ def _ranges_of_constants(model: DetachedModel, placement: Placement) -> dict[str
 
 
 NO_NUMBERS: Final[Range] = (0.0, 0.0)
-"""The range of tensors that have no numbers in any sample."""
+"""The range of tensors that have no elements in any sample."""
 
 RANGES: Final = "calibration.npz"
 """The file of ranges and histograms that are kept between runs, next to the results of stages."""

@@ -80,7 +80,7 @@ class PartsChain(ABC):
 
     @property
     def is_alike(self) -> bool:
-        """Whether all parts compute the same values by the same names, for other numbers of tokens."""
+        """Whether all parts compute the same values by the same names, at different numbers of tokens."""
         return False
 
     def file(self, folder: Path, part: str) -> Path:

@@ -93,7 +93,8 @@ class _ConventionReader:
             self._read_computed_factor(node)
 
     def rules(self) -> Iterator[PlacementRule]:
-        """A rule for each entry and format. What only moves numbers has none, and goes with what it reads."""
+        """A rule for each entry and format. An operator that only moves elements has no rule, and shares the encoding
+        of its input."""
         grouped: dict[tuple[object, ...], set[str]] = {}
         for tensor, decision in self._decisions.items():
             key = (decision.place, decision.entry, self._format(tensor, decision), decision.limits, decision.reason)
@@ -370,12 +371,12 @@ class _ConventionReader:
             self._change([second], "products of computed values", bits=bits, is_symmetric=is_symmetric)
 
     def _keep_float(self, nodes: Iterable[NodeProto], entry: str) -> None:
-        """The results of `nodes` stay in float, those that only move numbers too."""
+        """The results of `nodes` stay in float, also the results of nodes that only move elements."""
         results = [name for node in nodes for name in node.output if name in self._sites]
         self._change(results, entry, is_quantized=False, reason=f"{entry}: the target does not round it")
 
     def _change(self, tensors: Iterable[str], entry: str, **change: object) -> None:
-        """Take over what an entry says of tensors. One that only moves numbers has no state of its own."""
+        """Take over what an entry says of tensors. A tensor whose elements are only moved has no state of its own."""
         for tensor in tensors:
             if tensor in self._decisions:
                 decision = self._decisions[tensor]
@@ -423,7 +424,7 @@ def _is_depthwise_or_3d(node: NodeProto, view: GraphView) -> bool:
     return len(weight.dims) == 5 or (groups > 1 and groups == weight.dims[0])
 
 
-MOVED: Final = "numbers that are only moved or chosen"
+MOVED: Final = "elements that are only moved or chosen"
 """What the report calls the rule of results in which AIMET has no quantizer whatever the file says."""
 
 HALF_WORD: Final = 16

@@ -90,7 +90,7 @@ class LearnedWeight:
         return values.reshape([-1 if axis == encoding.axis else 1 for axis in range(len(shape))])
 
     def finish(self) -> tuple[Encoding, np.ndarray]:
-        """The encoding, and the float32 numbers that rounding to nearest turns into the integers."""
+        """The encoding, and the float32 values that rounding to nearest turns into the integers."""
         with torch.no_grad():
             encoding = replace(self.encoding, scale=to_numpy(self.scales()))
             return encoding, dequantize_integers(to_numpy(self.round()), encoding)

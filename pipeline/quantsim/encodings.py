@@ -76,7 +76,7 @@ def encode(
         data, weight = placed.site.bias_of
         bias = model.array(stored[placed.site.tensor])
         _check_numbers(placed.site.tensor, bias, "activations")
-        if weight in weights:  # and not a chosen one, whose numbers are those of its scale
+        if weight in weights:  # and not a chosen one, whose elements fit its scale
             encodings[weight] = widen_for_bias(encodings[weight], encodings[data], bias)
     for placed in biases:  # after all have widened a weight that they share
         data, weight = (encodings[name] for name in placed.site.bias_of or ())
@@ -112,8 +112,8 @@ BIAS_ROOM: Final = 1.0001
 
 
 def find_limited_biases(encodings: Mapping[str, Encoding], model: DetachedModel) -> Iterator[tuple[str, int, int]]:
-    """The biases with numbers that are too large for 32 bits in the scale of the products that they are added to, how
-    many such numbers each has, and how many in all. They become the largest that there is, which is another bias."""
+    """The biases with elements that are too large for 32 bits in the scale of the products that they are added to, how
+    many such elements each has, and how many in all. They become the largest integer, which is another bias."""
     for tensor in model.proto.graph.initializer:
         encoding = encodings.get(tensor.name)
         if encoding is None or encoding.precision != BIAS:
@@ -242,7 +242,7 @@ def quantize(array: np.ndarray, encoding: Encoding) -> np.ndarray:
 
 
 def dequantize_integers(integers: np.ndarray, encoding: Encoding) -> np.ndarray:
-    """The float32 numbers for which integers of a format stand, which `quantize` turns into these integers."""
+    """The float32 values for which integers of a format stand, which `quantize` turns into these integers."""
     whole = (integers - encoding.spread(integers, encoding.zero_point)).astype(np.float32)
     return whole * encoding.spread(whole, encoding.scale)
 
@@ -283,7 +283,7 @@ def _scale_of(low: np.ndarray, high: np.ndarray, precision: Precision) -> tuple[
 
 
 def _fixed_groups(placement: Placement) -> dict[str, Range]:
-    """The range of each group whose numbers are all computed by a Softmax or its like, or as a rule limits them."""
+    """The range of each group whose values are all computed by a Softmax or its like, or as a rule limits them."""
     limits: dict[str, set[Range | None]] = {}
     for placed in placement.sites:
         if not placed.site.moves:

@@ -245,7 +245,7 @@ def _find_move_faults(model: DetachedModel, fitted: Mapping[str, Encoding]) -> I
             if encoding is not None and source is not None and not is_same_encoding(source, encoding):
                 yield EncodingFault(
                     name,
-                    f"has another encoding than {node.input[0]}, whose numbers {node.op_type} moves",
+                    f"has another encoding than {node.input[0]}, whose elements {node.op_type} moves",
                     "a converter rounds them twice; AIMET's strict loader refuses it",
                 )
 

@@ -65,8 +65,8 @@ def adopt_encodings(
 ) -> tuple[Placement, dict[str, Encoding]]:
     """The placement and the encodings that a file has for the model.
 
-    The file decides the formats; a rule decides what stays in float. What only moves numbers shares the encoding of
-    what it reads, and a bias without an encoding gets the scale of the products that it is added to.
+    The file decides the formats; a rule decides what stays in float. An operator that only moves elements shares the
+    encoding of what it reads, and a bias without an encoding gets the scale of the products that it is added to.
 
     Args:
         placement: which tensors are quantized.

@@ -91,7 +91,7 @@ def measure_noise(
         samples: input → array.
         observer: called after each sample with the number of samples that are done.
         tensors: with the nodes that are one step together, where that is more than the node that makes the value.
-        tuned: `model` with the numbers that are quantized in place of its own.
+        tuned: `model` with the weights that are quantized in place of its own.
         has_total: whether the whole quantized model is run; otherwise `total` is 0.
 
     Raises:
@@ -232,7 +232,7 @@ class QuantizedSteps:
         graph: holds both models, the quantized one under names with a prefix.
         constants: the stored tensors of the float model.
         fixed: its values that are computed from these alone, which the quantized model computes from quantized ones,
-            and constants that have other numbers there.
+            and constants that have other elements there.
         stems: how the names of the quantized model's new values begin.
     """
 

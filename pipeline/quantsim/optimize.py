@@ -101,7 +101,7 @@ class Chosen:
     """What the steps have chosen in place of min-max scales and rounding to nearest.
 
     encodings: by weight.
-    arrays: stored tensor → float32 numbers that rounding to nearest turns into the chosen ones.
+    arrays: stored tensor → float32 values that rounding to nearest turns into the chosen ones.
     """
 
     encodings: Mapping[str, Encoding] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class Chosen:
         return frozenset((*self.encodings, *self.arrays))
 
     def tune(self, model: DetachedModel) -> DetachedModel:
-        """`model` with the chosen numbers; itself where there are none."""
+        """`model` with the chosen values; itself where there are none."""
         return model.with_arrays(self.arrays)
 
     def suit(self, placement: Placement) -> Chosen:

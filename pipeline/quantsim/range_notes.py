@@ -78,7 +78,7 @@ def describe_unmeasured(placement: Placement, reached: Mapping[str, Range]) -> I
 
 
 def describe_ties(placement: Placement, reached: Mapping[str, Range], ranges: Mapping[str, Range]) -> Iterator[str]:
-    """A sentence for each tensor that uses few numbers of its format, since it shares a scale with tensors of a far
+    """A sentence for each tensor that uses few values of its format, since it shares a scale with tensors of a far
     wider range, as class scores do with boxes in one Concat. A tensor with a range of its own, as of a Sigmoid, is
     rounded by the scale of the Concat's result all the same.
 
@@ -101,22 +101,22 @@ def describe_ties(placement: Placement, reached: Mapping[str, Range], ranges: Ma
 
 
 def _describe_few(tensor: str, limits: Range, join: PlacedSite, joined: Range) -> Iterator[str]:
-    """A sentence if a tensor with these limits uses few numbers of the format that `join` has for a range."""
+    """A sentence if a tensor with these limits uses few values of the format that `join` has for a range."""
     precision, site = join.precision, join.site
     assert precision is not None
-    if precision.float_type:  # whose steps are finer for small numbers
+    if precision.float_type:  # whose steps are finer for small values
         return
     steps = (max(limits[1], 0) - min(limits[0], 0)) / float(encode_range(joined, precision).scale)
     if steps < FEW_STEPS <= 2**precision.bits:
         yield (
-            f"{tensor} uses {round(steps)} of the {2**precision.bits} numbers of its format, since {site.op} "
+            f"{tensor} uses {round(steps)} of the {2**precision.bits} values of its format, since {site.op} "
             f"{site.node} gives it one scale with tensors of a wider range; leave that node in float: "
             f"quantsim.rules, node:{site.node}: {{activations: {FLOAT}}}"
         )
 
 
 def describe_masks(placement: Placement, reached: Mapping[str, Range]) -> Iterator[str]:
-    """A sentence for each input of floats that reaches what masks attention, and so takes all numbers of its format.
+    """A sentence for each input of floats that reaches what masks attention, and so takes all values of its format.
 
     Args:
         placement: says which inputs are quantized.
@@ -131,7 +131,7 @@ def describe_masks(placement: Placement, reached: Mapping[str, Range]) -> Iterat
         if placed.site.role == "input" and lowest <= -MASKING:
             yield (
                 f"the input {name} reaches {lowest:g}, as a mask does that is added to scores, so tensors in its range "
-                f"keep no numbers for the scores; feed a bound such as -30 there (clamp-mask raises constants alone), "
+                f"keep no values for the scores; feed a bound such as -30 there (clamp-mask raises constants alone), "
                 f"or leave the mask and the sum in float: quantsim.rules, tensor:{name}: {{activations: {FLOAT}}}"
             )
 
@@ -158,7 +158,7 @@ def describe_mask_constants(model: DetachedModel, placement: Placement, ranges: 
         name = min(lowest, key=lowest.__getitem__)
         yield (
             f"the constant {name} masks attention with {lowest[name]:g}, which is in the range of "
-            f"{plural(len(wide), 'tensor')} ({wide[0]}{', …' if wide[1:] else ''}), so scores keep no numbers of the "
+            f"{plural(len(wide), 'tensor')} ({wide[0]}{', …' if wide[1:] else ''}), so scores keep no values of the "
             "format; put clamp-mask into quantsim.prepare, which raises the mask to a bound such as -30"
         )
 
@@ -176,4 +176,4 @@ def describe_limited_biases(encodings: Mapping[str, Encoding], model: DetachedMo
 NO_RANGE: Final[Range] = (0.0, 0.0)
 
 FEW_STEPS: Final = 16
-"""The fewest numbers of 8 bits or more that a tensor is to use: those of 4 bits."""
+"""The fewest values of a format of 8 bits or more that a tensor should use: as many as 4 bits have."""

@@ -179,7 +179,7 @@ def _elements(sampler: InputSampler) -> Iterator[int]:
 
 
 def without_nan(label: str, feeds: Feeds) -> Feeds:
-    """The sample, whose numbers are numbers: the ranges of NaN would be those of the other numbers.
+    """The sample, after a check for NaN: a range would be that of the other elements.
 
     Raises:
         UsageError: an array holds NaN.

@@ -2,7 +2,7 @@
 
 A part hands values to another: the encoder's states to the decoder, image features to the embedding, a cache to the
 next call. Their names say it: `present.0.key` of one part is `past_key_values.0.key` of the other, and any other value
-keeps its name. Prefill and decode are one module for other numbers of tokens, so there every result of one operator
+keeps its name. Prefill and decode are one module at different numbers of tokens, so there every result of one operator
 over equal weights is shared as well. The scale of a weight follows from its values, and is one by itself.
 """
 
@@ -31,7 +31,7 @@ class SharedValues:
     places: for each of them, part → its name there; two parts at least.
     handed: those of `places` that the last of the parts reads as an input.
     weights: of parts that are alike, the stored tensors with one name and equal values: name → the parts, in order.
-    are_alike: whether all parts are one module for other numbers of tokens.
+    are_alike: whether all parts are one module at different numbers of tokens.
     """
 
     places: tuple[Mapping[str, str], ...]

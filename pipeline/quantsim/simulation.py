@@ -245,7 +245,7 @@ def _has_float_weights(model: DetachedModel) -> bool:
 
 
 def _quantizes_to(model: DetachedModel, types: Collection[int]) -> bool:
-    """Whether a QuantizeLinear makes numbers of one of `types`."""
+    """Whether a QuantizeLinear makes integers or floats of one of `types`."""
     return any(zero_point.data_type in types for _, zero_point in _quantizers(model))
 
 
@@ -272,7 +272,7 @@ def _find_dropped(quantized: DetachedModel, optimized: GraphProto) -> Iterator[D
             continue
         dtype = helper.tensor_dtype_to_np_dtype(zero_point.data_type)
         limits = ml_dtypes.iinfo(dtype) if zero_point.data_type in INT4_TYPES else ml_dtypes.finfo(dtype)
-        # Above the lowest value, so that some quantized numbers are negative.
+        # Above the lowest value, so that some quantized values are negative.
         if float(quantized.array(zero_point).min()) > float(limits.min):
             yield DroppedOperator(producer.op_type, producer.output[0], dtype.name)
 

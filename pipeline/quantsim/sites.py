@@ -32,8 +32,8 @@ Role = Literal["input", "activation", "constant", "weight", "bias"]
 class Site:
     """One float tensor of the model.
 
-    `group` names the tensors that share one encoding: a Reshape moves numbers and leaves them as they are, and a Concat
-    puts them side by side. It is the name of the tensor that is computed first.
+    `group` names the tensors that share one encoding: a Reshape moves elements and leaves them as they are, and a
+    Concat puts them side by side. It is the name of the tensor that is computed first.
     """
 
     tensor: str
@@ -52,9 +52,9 @@ class Site:
     summed_size: int = 0
     """Of a weight: how many values lie along that axis."""
     shares: tuple[str, ...] = ()
-    """The tensors whose numbers that node moves to this one, so that one encoding can serve them and it."""
+    """The tensors whose elements that node moves to this tensor, so that one encoding can serve all of them."""
     moves: bool = False
-    """Whether that node only moves the numbers that it reads, and shares their encoding."""
+    """Whether that node only moves the elements that it reads, and shares their encoding."""
     bias_of: tuple[str, str] | None = None
     """Of a bias: the data and the weight whose products it is added to."""
     bias_rank: int = 1
@@ -76,7 +76,7 @@ class Site:
 
 def find_sites(model: DetachedModel) -> tuple[Site, ...]:
     """Every float tensor, in graph order: inputs, then constants and results as nodes read and make them, with the
-    constants that only bodies read, and the values of bodies. Constants that nothing reads or that have no numbers are
+    constants that only bodies read, and the values of bodies. Constants that nothing reads or that have no elements are
     left out, and so are weights in another layout: there the stored tensor is the site."""
     search = _SiteSearch(model)
     for node in model.proto.graph.node:
@@ -182,11 +182,11 @@ class _SiteSearch:
 def share_encodings(
     sites: Iterable[Site], apart: Collection[str] = (), limits: Mapping[str, tuple[float, float]] = MappingProxyType({})
 ) -> tuple[Site, ...]:
-    """`sites` in groups that share one encoding: a tensor goes with those whose numbers it has.
+    """`sites` in groups that share one encoding: a tensor joins the tensors whose elements it has.
 
     Args:
         apart: tensors that share no encoding with what they read, such as the result of a Concat in float.
-        limits: the ranges of tensors that are known whatever the model reads. Where numbers of several tensors come
+        limits: the ranges of tensors that are known whatever the model reads. Where elements of several tensors come
             together, as boxes and scores do in a Concat, those with such a range keep an encoding of their own, unless
             all have the same; as in AIMET (aimet_onnx 2.42, `QuantizationSimModel._propagate_output_encodings`).
     """
@@ -308,7 +308,7 @@ def _find_moved_weights(graph: GraphProto, moved: Mapping[str, MovedConstant]) -
 
 
 def _shared_inputs(node: NodeProto) -> list[str]:
-    """The inputs whose numbers reach the result as they are, so that one encoding serves them and it."""
+    """The inputs whose elements reach the result as they are, so that one encoding serves the inputs and the result."""
     if node.domain in ONNX_DOMAINS and node.op_type in PICKS:
         return [node.input[index] for index in PICKS[node.op_type] if index < len(node.input)]
     return moved_inputs(node)
@@ -370,8 +370,8 @@ PICKS: Final[Mapping[str, tuple[int, ...]]] = {
     "ScatterND": (0, 2),
     "TensorScatter": (0, 1),
 }
-"""Ops whose result holds numbers of these inputs, besides those that only move them. A cache that is written in place
-is one: its past, what is added, and its present share an encoding."""
+"""Ops whose result holds elements of these inputs, besides the ops that only move them. A cache that is written in
+place is one: its past, what is added, and its present share an encoding."""
 
 SETTINGS: Final[Mapping[str, tuple[int, ...]]] = {
     "DequantizeLinear": (1,),

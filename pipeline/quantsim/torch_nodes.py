@@ -124,7 +124,8 @@ class TorchNodes:
         return {**imported.constants, **{names[vid]: tensor for vid, tensor in slots.items()}}
 
     def import_for(self, values: Tensors) -> ImportedNodes:
-        """The Graph of the nodes for the shapes of `values`, which are those of `reads`, and for the numbers it needs.
+        """The Graph of the nodes for the shapes of `values`, which are those of `reads`, and for the elements that it
+        needs.
 
         Raises:
             Unsupported: no Graph holds all of the nodes.

@@ -66,7 +66,7 @@ class SizedProgram(Replayable):
         self._looking = threading.Lock()
         """Held to look into `_plans` and `_planning`, and not while a plan is made."""
         self._planning: dict[SizeKey, threading.Lock] = {}
-        """For sizes whose plan is being made: who needs it too waits for it, and nobody else does."""
+        """Sizes whose plan is being made → the lock for which only threads that need this plan wait."""
         self._shapes = {value.name: value.spec.shape for value in graph.values}
         self._approve, self._options, self._packed = approve, options, PackedMemory()
         self._limit, self._digest = limit, digest_graph(graph)

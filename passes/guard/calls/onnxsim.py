@@ -45,7 +45,7 @@ FILES: Final[Mapping[str, str]] = {
 
 UNITS: Final[Mapping[str, int]] = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 THRESHOLD: Final = 100 * 2**20
-"""Bytes from which `output_path` gets external data, unless the caller says otherwise."""
+"""The fewest bytes at which `output_path` gets external data, unless the caller says otherwise."""
 
 Deliver = Callable[[DetachedModel, bool], Any]
 Run = Callable[[str, str, Mapping[str, Any]], None]

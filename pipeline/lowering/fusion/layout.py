@@ -7,10 +7,9 @@ follow, so that nothing is copied from one order to the other; every other user 
 
 `images` stores images with their channels last between torch's convolutions, in both directions of a train step.
 torch's kernels for convolutions, pools and normalisations on the CPU are faster in this order. Only the strides of
-values change in the
-graph: an operator whose operand is in this order writes its result in this order. An image of the batch is copied
-into this order when it is fed. An operator that depends on strides, and is not in `FOLLOWERS`, reads an alias with the
-strides of the trace; the runtime copies the image for it if the image has other strides.
+values change in the graph: an operator whose operand is in this order writes its result in this order. An image of the
+batch is copied into this order when it is fed. An operator that depends on strides, and is not in `FOLLOWERS`, reads an
+alias with the strides of the trace; the runtime copies the image for it if the image has other strides.
 
 `order` chooses the memory order of results so that their users need no copy. The strides of a value say in which
 order its axes lie in memory, and `pipeline.lowering.lower` stores the value in that order. The order changes neither

@@ -1,7 +1,7 @@
 """Weights in oneDNN's blocked form: made once, when they are bound, and read by every context.
 
 A packed product sums in another order than BLAS, and allocates its result, which is then copied into its place. So
-packing pays from a certain size on only; benchmarks/RESULTS.md has the measurement.
+packing pays only above a certain size; benchmarks/RESULTS.md has the measurement.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from pipeline.runtime.kernels.weight_forms import (
 )
 
 PRODUCT_FROM = 2**23
-"""Multiplications from which a packed product is faster than BLAS, its copy included."""
+"""The fewest multiplications at which a packed product is faster than BLAS, its copy included."""
 
 ACTIVATED_FROM = 2**21
 """The same for a product with an activation, which oneDNN computes in registers."""
 
 CONVOLUTION_FROM = 2**20
-"""Multiplications from which a packed convolution is faster."""
+"""The fewest multiplications at which a packed convolution is faster."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,7 @@ def name_integers(data: dict[str, Any]) -> None:
         (raise_offset, "x: has the offset 3; offsets are zero or less"),
         (drop_channel, "weight: "),
         (repeat, "x: has 2 entries; a converter takes one of them"),
-        (requantize_moved, "s: has another encoding than r, whose numbers Reshape moves"),
+        (requantize_moved, "s: has another encoding than r, whose elements Reshape moves"),
         (name_integers, "shape: is a tensor of another type than floats"),
     ],
 )

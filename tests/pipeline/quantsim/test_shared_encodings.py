@@ -139,7 +139,7 @@ def test_a_tensor_that_a_shared_scale_leaves_few_numbers_is_named(greatest: floa
     ranges = dict.fromkeys((placed.site.group for placed in placement.sites), (0.0, 640.0))
     notes = list(describe_ties(placement, {"boxes": (0.0, 640.0), "scores": (0.0, greatest)}, ranges))
     assert [note.partition(",")[0] for note in notes] == (
-        ["scores uses 2 of the 256 numbers of its format"] if is_named else []
+        ["scores uses 2 of the 256 values of its format"] if is_named else []
     )
     assert all("node:y: {activations: float}" in note for note in notes)
 
@@ -160,7 +160,7 @@ def test_a_tensor_with_a_range_of_its_own_is_named_where_a_concat_rounds_it_away
     reached = {"boxes": (0.0, 640.0), result: (0.0, 0.9), "a": (-640.0, 640.0), "b": (-3.0, 3.0), "y": (0.0, 640.0)}
     ranges = {placed.site.group: reached[placed.site.group] for placed in placement.sites}
     (note,) = describe_ties(placement, reached, ranges)
-    assert note.startswith("scores uses 0 of the 256 numbers of its format, since Concat")
+    assert note.startswith("scores uses 0 of the 256 values of its format, since Concat")
 
 
 def test_tensors_without_elements_in_the_data_are_named() -> None:
