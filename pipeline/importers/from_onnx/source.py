@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from passes.errors import ModelError
 from passes.graph.index import copy_of
 from passes.graph.traversal import inline_functions, is_in_order, put_in_order, without_sparse
 from passes.load import load_model
+from passes.load.nodes import KINDS, VALUE_FIELD, describe_node
 from passes.load.tensors import entry_of, file_in
 from passes.provenance.annotations import module_path_of
 from passes.suggest import nearest_names
@@ -217,6 +219,7 @@ class Attributes:
     """Reads attributes of one NodeProto; an absent one is its default. It remembers which were read."""
 
     def __init__(self, proto: onnx.NodeProto) -> None:
+        self._node = proto
         self._protos = {attribute.name: attribute for attribute in proto.attribute}
         self._read: set[str] = set()
 
@@ -234,27 +237,47 @@ class Attributes:
             name for name, proto in self._protos.items() if name not in self._read and not _is_default(proto, schema)
         ]
 
+    def _value(self, name: str, kind: int) -> Any:
+        """What the field of this type holds; None where the node has no such attribute.
+
+        Raises:
+            SourceError: it has another type, in a node without a schema, such as onnxruntime's.
+        """
+        if name not in self:
+            return None
+        attribute = self._protos[name]
+        if attribute.type not in (kind, AttributeProto.UNDEFINED):
+            raise SourceError(
+                f"{describe_node(self._node)} has an attribute {name!r} of type {KINDS[attribute.type]}; "
+                f"{self._node.op_type} takes {KINDS[kind]}"
+            )
+        return getattr(attribute, VALUE_FIELD[kind])
+
     def integer(self, name: str, default: int = 0) -> int:
-        return self._protos[name].i if name in self else default
+        value = self._value(name, AttributeProto.INT)
+        return default if value is None else value
 
     def flag(self, name: str, default: bool = False) -> bool:
         return bool(self.integer(name, default))
 
     def number(self, name: str, default: float = 0.0) -> float:
         """A float32 attribute as its shortest decimal: 1e-05, as the author wrote it, not 9.999999747378752e-06."""
-        return float(str(np.float32(self._protos[name].f))) if name in self else default
+        value = self._value(name, AttributeProto.FLOAT)
+        return default if value is None else float(str(np.float32(value)))
 
     def text(self, name: str, default: str = "") -> str:
-        return self._protos[name].s.decode() if name in self else default
+        value = self._value(name, AttributeProto.STRING)
+        return default if value is None else value.decode()
 
     def texts(self, name: str) -> tuple[str, ...]:
-        return tuple(text.decode() for text in self._protos[name].strings) if name in self else ()
+        return tuple(text.decode() for text in self._value(name, AttributeProto.STRINGS) or ())
 
     def numbers(self, name: str) -> tuple[float, ...]:
-        return tuple(float(str(np.float32(number))) for number in self._protos[name].floats) if name in self else ()
+        return tuple(float(str(np.float32(number))) for number in self._value(name, AttributeProto.FLOATS) or ())
 
     def integers(self, name: str) -> tuple[int, ...] | None:
-        return tuple(self._protos[name].ints) if name in self else None
+        value = self._value(name, AttributeProto.INTS)
+        return None if value is None else tuple(value)
 
     def constant(self) -> np.ndarray | None:
         """The value of a Constant node, in any of its spellings; None for strings and sparse tensors."""

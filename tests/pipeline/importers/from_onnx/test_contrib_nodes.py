@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from pipeline.errors import Unsupported
+from pipeline.errors import SourceError, Unsupported
 from pipeline.importers import from_onnx
 from pipeline.importers.from_onnx import contrib
 from pipeline.importers.from_onnx.node import Node
@@ -186,3 +186,11 @@ def test_the_proto_is_left_as_it_is() -> None:
     before.CopyFrom(proto)
     from_onnx(proto)
     assert proto == before
+
+
+def test_an_attribute_of_another_type_is_refused() -> None:
+    """It was read as 0. ONNX has no schema of onnxruntime's operators, so the door does not hold it to one."""
+    with pytest.raises(SourceError, match=r"has an attribute 'alpha' of type INT; FusedMatMul takes FLOAT"):
+        graph_from(
+            "g (float[3, 4] a, float[4, 5] b) => (float[3, 5] y) { y = com.microsoft.FusedMatMul <alpha = 2> (a, b) }"
+        )
