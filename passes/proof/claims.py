@@ -162,7 +162,8 @@ def tail_of(
         return None
     read = values_read(nodes)
     inputs = [*(info for name, info in index.required_inputs.items() if name in read), *(given.keys() & read)]
-    part = extract(model.proto, nodes, inputs=inputs)
+    outputs = [info for name, info in index.outputs.items() if name in names]  # onnxruntime refuses a wrong type
+    part = extract(model.proto, nodes, inputs=inputs, outputs=outputs)
     return ProofPart(model.with_proto(part), {name: given[name] for name in given.keys() & read}, ())
 
 

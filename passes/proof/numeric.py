@@ -9,6 +9,7 @@ measure whether it is detected (`exported_run.py`). Most changes are small, so m
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Self
@@ -91,8 +92,8 @@ class NumericProver:
         self._weak: tuple[SumTerm, ...] = ()
         self._power: Sensitivity | None = None
         self._measured: dict[str, Measurement] = {}
-        self._equal: dict[str, str] = {}
-        """The digest of a value → the digest of a value that was proven to be equal."""
+        self._equal = defaultdict[int, dict[str, str]](dict)
+        """Opset → the digest of a value → the digest of a value that was proven to be equal."""
         self._before: ProvenModel | None = None
         self._ran: onnx.ModelProto | None = None
 
@@ -322,14 +323,15 @@ class NumericProver:
     def _run_tail(self, model: AnalyzedModel, digests: ValueDigests) -> Measurement | None:
         """The measurement of `model` by the nodes after held values alone; None where they are most of it.
 
-        Values with the digest that they had in the model before have the errors that they had there.
+        Values with the digest that they had in the model before have the errors that they had there, in the same opset.
         """
         before, fixed = self._before, model.model
         if before is None or not self._references or not self._has_exported_opset(fixed):
             return None
         inner = [name for name in self._probes if name in fixed.index.live_values]
         old, known = before.digests.values, {**before.measurement.errors, **before.measurement.inner}
-        same = {name for name in known if name in old and digests.values.get(name) == old[name]}
+        is_same_opset = self._has_exported_opset(before.model)
+        same = {name for name in known if is_same_opset and name in old and digests.values.get(name) == old[name]}
         names = [name for name in (*fixed.index.outputs, *inner) if name not in same]
         part = tail_of(fixed, digests, names, self._client.held_digests())
         try:
@@ -361,12 +363,13 @@ class NumericProver:
         return measurement
 
     def _digests(self, model: AnalyzedModel) -> ValueDigests:
-        return model.canonical.value_digests(lambda _, digest: self._equal.get(digest, digest))
+        equal = self._equal[opset_of(model.model.proto)]
+        return model.canonical.value_digests(lambda _, digest: equal.get(digest, digest))
 
     def _prove_equal(self, model: AnalyzedModel) -> Measurement | None:
         """The measurement of the model before, if every claim that makes `model` equal to it holds; else None."""
-        before = self._before
-        claims = make_claims(before, model, self._equal) if before is not None and self._references else None
+        before, equal = self._before, self._equal[opset_of(model.model.proto)]
+        claims = make_claims(before, model, equal) if before is not None and self._references else None
         if before is None or claims is None or not claims.cover(before, self._probes):
             return None
         if claims.names:
@@ -377,7 +380,7 @@ class NumericProver:
                     return None
             except StepFailed:  # the part does not run by itself; the whole model may
                 return None
-        self._equal |= {digest: before.digests.values[name] for name, digest in claims.names.items()}
+        equal |= {digest: before.digests.values[name] for name, digest in claims.names.items()}
         self._before = ProvenModel(model.model, claims.digests, before.measurement)
         self._measured[self._digests(model).whole] = before.measurement
         return before.measurement

@@ -9,9 +9,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx import TensorProto, helper
 
 import passes
 from passes.context import PassContext
+from passes.errors import StepFailed
 from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import value_digests
 from passes.proof.claims import Claims, ProvenModel, make_claims, part_of
@@ -126,6 +128,52 @@ def test_what_is_held_of_one_opset_says_nothing_of_another(prover: Counting) -> 
     assert prover.runs == 1
 
 
+OPSETS = """
+g (float[2, 2, 8] x) => (float[2, 2, 2] y, float[2, 2, 2] z) {
+    a = Relu (x)
+    b = Exp (a)
+    c = Neg (b)
+    d = Add (c, a)
+    e = Abs (d)
+    p = Sqrt (e)
+    q = Neg (p)
+    f = Sigmoid (q)
+    h = MatMul (f, v)
+    y = Softmax <axis = 2> (h)
+    z = Tanh (h)
+}
+"""
+
+
+def test_what_was_equal_in_another_opset_is_measured_again(context: PassContext) -> None:
+    """Without `axis`, a Softmax of opset 13 is over the last axis, and one of opset 12 over all but the first."""
+    prover = Counting.of_itself([{"x": matrix(4, 8, 0).reshape(2, 2, 8)}], context)
+    weights = {"v": matrix(8, 2, 1), "nearly": np.float32(1.0000001)}
+    first = model_of(OPSETS, 20, **weights)
+    first.opset_import[0].version = 12
+    later = OPSETS.replace(" <axis = 2>", "")
+    newer = model_of(later, 20, **weights)
+    older = model_of(later.replace("z = Tanh (h)", "t = Tanh (h) z = Mul (t, nearly)"), 20, **weights)
+    newer.opset_import[0].version, older.opset_import[0].version = 13, 12
+    prover.watch(AnalyzedModel(detached(first)), [])
+    assert prover.measure(AnalyzedModel(detached(newer))).why == ""
+    assert prover.measure(AnalyzedModel(detached(older))).why.startswith("y: max abs error")
+
+
+def test_what_was_proven_in_another_opset_is_no_equality(context: PassContext) -> None:
+    prover = Counting.of_itself([{"x": matrix(4, 8, 0).reshape(2, 2, 8)}], context)
+    alone = OPSETS.replace(" <axis = 2>", "")
+    in_rows = alone.replace("y =", "rows = Flatten (h) soft = Softmax <axis = 1> (rows) size = Shape (h) y =")
+    in_rows = in_rows.replace("Softmax (h)", "Reshape (soft, size)")
+    models = [model_of(text, 20, v=matrix(8, 2, 1)) for text in (alone, in_rows, in_rows, alone)]
+    for proto, opset in zip(models, (12, 12, 13, 13), strict=True):
+        proto.opset_import[0].version = opset
+    first, *sound, wrong = [AnalyzedModel(detached(proto)) for proto in models]
+    prover.watch(first, [])
+    assert [prover.measure(candidate).why for candidate in sound] == ["", ""]
+    assert prover.measure(wrong).why.startswith("y: max abs error")
+
+
 POOLED = """
 g (float[batch, 3, 16] x) => (float[batch, 4] y, float[batch, 4] z) {
     c = Conv (x, w)
@@ -157,6 +205,17 @@ def test_a_change_after_the_pooling_is_measured_there_on_each_draw(context: Pass
     assert found[1].why.startswith("z: max abs error"), "at 8 rows alone"
     assert prover.runs == 0
     assert [prover.run(candidate) for candidate in (sound, wrong)] == found
+
+
+def test_an_output_of_another_type_is_refused_as_in_the_whole_model(context: PassContext) -> None:
+    weights = {"w": matrix(8, 12, 0).reshape(8, 3, 4), "v": matrix(8, 4, 1), "last": np.array([-1], np.int64)}
+    prover = Counting.of_itself([{"x": matrix(2, 48, 0).reshape(2, 3, 16)}], context)
+    prover.watch(AnalyzedModel(detached(model_of(POOLED, **weights))), [])
+    wrong = detached(model_of(POOLED, **weights))
+    wrong.proto.graph.node[-1].output[0] = "t"
+    wrong.proto.graph.node.append(helper.make_node("Cast", ["t"], ["y"], to=TensorProto.DOUBLE))
+    with pytest.raises(StepFailed, match="onnxruntime refuses the model"):
+        prover.measure(AnalyzedModel(wrong))
 
 
 def test_a_claim_may_not_rest_on_a_value_that_only_has_the_name(prover: Counting) -> None:
