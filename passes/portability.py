@@ -87,7 +87,7 @@ FUNCTION: Final = Obstacle(
 STRINGS: Final = Obstacle(
     frozenset({"StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch", "TfIdfVectorizer"}),
     "few targets have strings",
-    "make the text to numbers outside of the model",
+    "turn the text into numbers outside of the model",
 )
 
 OBSTACLES: Final = (

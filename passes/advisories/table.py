@@ -18,7 +18,7 @@ from typing import Final
 from passes.errors import ModelError
 
 ROUND_TRIP: Final = "nop"
-"""The pass that does nothing: what it does is what the library does to every model that it reads and writes."""
+"""The pass that does nothing: it shows what the library does to every model by reading and writing it."""
 
 DIGITS: Final = 5
 """Hex digits of a mark: with 2,000 cases, two in a thousand new ones would be taken for one of them."""

@@ -245,7 +245,7 @@ def sharing_changes(matched: ModelMatching) -> Iterator[HeaderChange]:
 
 
 def _reads(flat: FlatGraph) -> dict[int, tuple[str, list[int]]]:
-    """Digest → the first value that has it, and how often each value that has it is read."""
+    """Digest → the first value with this digest, and how often each value with this digest is read."""
     values: dict[int, tuple[str, list[int]]] = {}
     outputs = Counter(flat.outputs.values())
     for value, digest in enumerate(flat.value_digests):

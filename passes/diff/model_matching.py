@@ -66,7 +66,7 @@ class ModelMatching:
         return producer >= 0 and matching.old_of[producer] < 0
 
     def _sources_of_lost(self, value: int) -> set[int]:
-        """The values that lost nodes computed `value` from: a pass that removes such a node passes one of them on."""
+        """The values that lost nodes computed `value` from; after their removal, consumers read one of these values."""
         matching, values, front = self.nodes, set(), [value]
         while front:
             producer = matching.before.producers[front.pop()]

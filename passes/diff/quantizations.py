@@ -25,7 +25,7 @@ from passes.weights.detached import DetachedModel
 
 @dataclass(frozen=True, slots=True)
 class Quantizations:
-    """The tensors that the second model quantizes, with the nodes and the stored tensors that it has for that alone."""
+    """The tensors that the second model quantizes, with the nodes and stored tensors that only quantize them."""
 
     found: tuple[QuantizedValue, ...]
     nodes: frozenset[int]

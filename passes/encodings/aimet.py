@@ -172,7 +172,7 @@ WITHOUT_QUANTIZER: Final = frozenset(
         *("SpaceToDepth", "Split", "SplitToSequence", "Squeeze", "Tile", "TopK", "Transpose", "Unsqueeze"),
     }
 )
-"""Ops after which AIMET has no quantizer, since their results are numbers that they read; its strict loader refuses a
+"""Ops after which AIMET has no quantizer, since their results are elements that they read; its strict loader refuses a
 file with an encoding there (aimet_onnx 2.42, `_is_grid_preserving_op`)."""
 
 BITS: Final = range(2, 17)

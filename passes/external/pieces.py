@@ -353,7 +353,7 @@ class GraphPieces:
             proto.graph.value_info.append(self._infos[name])
 
     def _group_duplicates(self) -> list[list[int]]:
-        """Nodes that compute the same as others, each group with those that it is computed from among them."""
+        """Groups of nodes that compute the same, each with the other such nodes that it is computed from."""
         numbers: dict[object, int] = {}
         value_numbers: dict[str, int] = {}
         classes: dict[int, list[int]] = defaultdict(list)

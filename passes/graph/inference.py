@@ -196,7 +196,7 @@ def call_limited(function: Callable[..., Result], limit: float, **arguments: Any
 
 
 def start_process() -> None:
-    """Start the process that infers now, so that it is ready when it is asked."""
+    """Start the inference process now, so that the first question does not wait for it."""
     _process_of(os.getpid()).start()
 
 

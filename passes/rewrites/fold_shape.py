@@ -38,7 +38,7 @@ class FoldShape(RewriteStep, name="fold-shape", reads="structure"):
 
 @dataclass(frozen=True, slots=True)
 class OpenSize:
-    """A size that is not fixed: by its name where it has one, else that of an axis of one value."""
+    """A size that is not fixed: a named dim, or else an axis of one value."""
 
     name: str
     value: str = ""

@@ -309,7 +309,7 @@ def _data_of(node: NodeProto, index: GraphIndex) -> list[str]:
 
 
 def _with_shapes(proto: ModelProto) -> ModelProto:
-    """`proto` with the shapes that follow from its inputs, in place of those that it declares of inner values."""
+    """`proto` with shapes of inner values that are inferred from its inputs, in place of the declared shapes."""
     del proto.graph.value_info[:]
     graph = infer_at_sizes(proto)
     types = GraphIndex(graph).types

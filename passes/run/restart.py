@@ -121,7 +121,7 @@ def _computes_the_same(before: CanonicalModel, after: CanonicalModel, relation: 
 
 
 def join_runs(first: PassRun, then: PassRun) -> PassRun:
-    """Two stages of one recipe as one run; a structure that the first one lost is lost."""
+    """Two stages of one recipe as one run; a structure that the first stage lost is lost."""
     if not then.rows:  # nothing was run after the step
         then = replace(then, power=first.power, coverage=first.coverage, example=first.example)
     lost = tuple(verdict for verdict in first.structures if not verdict.kept)

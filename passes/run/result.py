@@ -78,7 +78,7 @@ class PassRow:
     reproducer: str = ""
     """The file with the smallest model on which the step still crashes or times out."""
     merges: tuple[str, ...] = ()
-    """A sentence for each group of products of one input that it has merged, and that no tracked structure holds."""
+    """A sentence for each group of merged products of one input that no tracked structure holds."""
 
     @property
     def words(self) -> str:

@@ -322,6 +322,6 @@ def _closing_remarks(rows: Sequence[PassRow], before: AnalyzedModel, after: Anal
 
 
 def _reason(step: Step, attempt: Attempt) -> str:
-    """What the row of a step that ran says: the passes that it left out, and what it says of itself."""
+    """The reason in the row of a step that ran: the passes that were left out, and the note of the step."""
     left_out = f"without {', '.join(step.left_out)}" if step.left_out else ""
     return "; ".join(filter(None, (left_out, attempt.note)))

@@ -75,7 +75,7 @@ def _with_sizes(view: GraphView, node: NodeProto) -> NodeProto:
 
 
 def matrix_digest(view: GraphView, matrix: Matrix) -> str:
-    """A digest, equal for matrices with equal numbers if these can be read; else the name of the value."""
+    """A digest, equal for matrices with equal elements if these can be read; else the name of the value."""
     if matrix.is_plain and matrix.stored.name in view.initializers:
         return view.model.digest(matrix.stored)
     values = matrix_values(view, matrix)

@@ -224,7 +224,7 @@ def _parts_by_module(index: GraphIndex, glob: str) -> list[int]:
 
 
 def _parts_by_label(index: GraphIndex, labels: Sequence[str]) -> list[int]:
-    """Parts of nodes with one label each; a part comes after all parts that feed it, and as early as it can."""
+    """Parts of nodes with one label each; a part comes as early as possible after all parts that feed it."""
     found: list[tuple[str, int]] = []
     level: dict[str, int] = {}
     for node, label in zip(index.own, labels, strict=True):

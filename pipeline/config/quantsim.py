@@ -157,7 +157,7 @@ class CalibrationConfig(Section):
     """The samples that ranges of activations are measured on.
 
     data: files (.npz, one sample each), folders and globs of such files, and loaders (`file.py:function`). Without it
-        samples are drawn at random, which says nothing of the numbers that the model meets in use.
+        samples are drawn at random, which says nothing of the values that the model meets in use.
     args: what the loaders are called with, by name.
     samples: how many are taken at most.
     method: how a range follows from the values: their least and their greatest; onnxruntime's percentile or entropy

@@ -19,7 +19,7 @@ from pipeline.export.user_code import first_line, where_raised
 from pipeline.runtime.tensors import to_numpy, to_torch
 
 SEED = 0
-"""Seed of each run, so that a module draws the same numbers in each; the user's generator is left alone."""
+"""Seed of each run, so that a module draws the same values in each run; the user's generator is left alone."""
 
 
 def switch_to_eval(module: nn.Module) -> None:

@@ -144,7 +144,7 @@ def first_layout(value: Value) -> Layout:
 
     Computed values are contiguous. Inputs and stored values keep their traced strides, since operators depend on them
     (a convolution on channels_last, a `view`), unless elements shared a place in the trace: an expanded input may hold
-    different numbers at each of them in a run, so it is contiguous.
+    different elements at each of them in a run, so it is contiguous.
     """
     sizes, strides = value.spec.sizes, traced_strides(value)
     traced = None if strides is None else Layout(sizes, strides)

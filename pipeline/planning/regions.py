@@ -143,7 +143,7 @@ class _Span:
 
     @property
     def taken(self) -> Lifetime:
-        """In half calls: a place is taken already at the move that fills it, and still at the move that leaves it."""
+        """In half calls: the place is taken from the move that fills it to the move that empties it, both included."""
         return Lifetime(
             2 * self.first + (self.first == self.life.first), 2 * self.last + (1 if self.last == self.life.last else 2)
         )

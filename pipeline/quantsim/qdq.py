@@ -174,7 +174,7 @@ def dequantize_nodes(name: str, encoding: Encoding) -> Iterator[NodeProto]:
 
 
 def _channel_axis(scale: np.ndarray, block_axis: int | None) -> int:
-    """The one axis along which a scale has several values; where it has one alone, one that no blocks divide."""
+    """The axis along which a scale has several values; for a single scale, an axis that no blocks divide."""
     return max(range(scale.ndim), key=lambda axis: (scale.shape[axis], axis != block_axis, -axis))
 
 

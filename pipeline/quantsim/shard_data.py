@@ -139,7 +139,7 @@ class PiecewiseRounding:
     def _plan_pieces(
         self, path: Path, pieces: Sequence[ModelPiece], keeps: Sequence[Sequence[str]], key: Sequence[object]
     ) -> tuple[list[Job], list[Job]]:
-        """The jobs that run each piece in float, and those that run it with rounded weights."""
+        """The jobs that run each piece in float, and the jobs that run each piece with rounded weights."""
         runs: list[Job] = []
         again: list[Job] = []
         for place, piece in enumerate(pieces):

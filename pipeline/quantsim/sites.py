@@ -40,7 +40,7 @@ class Site:
     role: Role
     group: str
     op: str
-    """The operator that computes it; of a constant or an input, the first that reads it."""
+    """The operator that computes the tensor; for a constant or an input, the first operator that reads it."""
     node: str
     """The name of that node."""
     modules: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Site:
     stored_as: str = ""
     """Of a constant that the model holds in integers already: their dtype."""
     body_of: str = ""
-    """Of a constant that only bodies read, and of a value of a body: the operator that has it, such as If."""
+    """Of a constant that only bodies read, and of a value of a body: the operator of the body, such as If."""
     disagreement: str = ""
     """Of a weight or a bias that several products read: why no scale for each channel, or none at all, suits them."""
     dtype: str = "float32"
@@ -269,7 +269,7 @@ def _agree_on_axes(known: Site, found: Site) -> Site:
 
 
 def _compare_products(consumers: Sequence[Site], groups: Mapping[str, str]) -> str:
-    """Why no scale suits a bias, which has that of the products that it is added to; empty where these have one."""
+    """Why no scale suits a bias: the products that it is added to have different scales. Empty where they agree."""
     scales = {
         (groups.get(data := site.bias_of[0], data), site.bias_of[1]): site.node for site in consumers if site.bias_of
     }

@@ -242,7 +242,7 @@ def compile_graphs(
 
 
 def _with_shared_states(graphs: Mapping[str, Graph]) -> dict[str, Graph]:
-    """`graphs`, in which a stored value is a state if any graph changes it; the graphs that read it see that."""
+    """`graphs`, in which a stored value is a state if any graph changes it: the other graphs read the change."""
     changed: dict[str, tuple[str, str]] = {}
     """By name in a checkpoint: its name in the graph that changes it, and that graph's name."""
     for entry, graph in graphs.items():

@@ -87,7 +87,7 @@ def with_stored(graph: Graph, tensors: Weights) -> Graph:
 
 
 def _with_named(graph: Graph, tensors: Weights, names: Mapping[int, Sequence[str]]) -> Graph:
-    """`names` of each weight, its own before those that it shares with a weight that is tied to it."""
+    """`names` of each weight: its own names, then the names of the weights that are tied to it."""
     if not tensors:
         return graph
     vids = {name: vid for vid, own in names.items() for name in own}

@@ -268,7 +268,7 @@ def _notes(run: PassRun, final: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def _contrib_notes(config: RunConfig, final: onnx.ModelProto) -> tuple[str, ...]:
-    """Where operators that ONNX does not have are refused: those that the source has, and that no step took away."""
+    """The operators outside of ONNX that the source has and that no step removed, if such operators are refused."""
     return describe_left(final) if config.passes.contrib == "refuse" else ()
 
 

@@ -352,7 +352,7 @@ def _refuse_decisions(names: Collection[str]) -> None:
 
 
 def _refuse_constants(recorded: GraphModule, changing: Mapping[str, torch.Tensor]) -> None:
-    """Refuse a tensor that the recording took for a constant, and that is the memory of one that steps change."""
+    """Refuse a tensor that the recording took for a constant, if it shares memory with a tensor that steps change."""
     names = {tensor.untyped_storage()._cdata: name for name, tensor in changing.items()}
     for node in recorded.graph.find_nodes(op="get_attr"):
         held = getattr(recorded, node.target)

@@ -144,7 +144,7 @@ def read_simplify(original: Callable[..., Any], args: Sequence[Any], kwargs: Map
 
 
 def all_passes() -> list[str]:
-    """In the worker: the passes that onnxsim runs, and those that it runs only if `extra_optimizers` names them."""
+    """In the worker: the passes that onnxsim always runs, and the passes that `extra_optimizers` may name."""
     known = onnxsim.facts()
     return [*known["passes"], *known["extra"]]
 

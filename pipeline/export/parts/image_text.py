@@ -370,7 +370,7 @@ class ImageTextDecoder(CachedDecoder):
         """The keyword arguments of a call for a text whose third to fifth token, where it has them, are an image."""
         given = super().arguments(ids, mask, states)
         words = self.held_model.get_input_embeddings()(given.pop("input_ids"))
-        if self.rows > 1 and self.has_positions:  # other numbers in each row, as in an image
+        if self.rows > 1 and self.has_positions:  # other positions in each row, as in an image
             given["position_ids"] = torch.stack([given["position_ids"] // divisor for divisor in range(1, AXES + 1)])
         if self.has_types:
             given["token_type_ids"] = torch.zeros_like(mask)

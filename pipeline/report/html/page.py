@@ -98,7 +98,7 @@ def _pack_viewer(view: str) -> str:
 
 
 def _memory(report: Report, folder: Path, nodes: Sequence[NodeRow]) -> Markup | None:
-    """The picture of the plan that this run has written; none of an earlier one, or of one that was taken away."""
+    """The picture of the plan that this run has written; no picture of an earlier plan, or of a removed plan."""
     written = [name for name, _, _ in report.runtime.files] if report.runtime is not None else []
     path = folder / "plan.bin"
     if path.name not in written or not path.is_file():

@@ -35,7 +35,7 @@ class Treatment(Enum):
     COPIED = "copied"
     """Copied from the feed at each replay."""
     LIVE = "live"
-    """Copied from the feed where that has it; else it stays as it is."""
+    """Copied from the feed if the feed has the value; else the value stays."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ class GraphedLoop:
         return bool(self._graphs)
 
     def drop_rewritten(self) -> None:
-        """Call the launches of a graph one by one that the executor did not leave as it was."""
+        """Drop each graph that the executor has rewritten: its launches are called one by one."""
         rewritten = [first for first, (_, graph) in self._graphs.items() if not graph.is_as_built()]
         self._drop(rewritten, "TorchScript rewrites the graph that begins here")
 
