@@ -144,7 +144,7 @@ LAYOUT: Final = ("Transpose", "Identity")
 
 
 def _is_uniform(model: DetachedModel, tensor: TensorProto) -> bool:
-    """Whether all elements of a matrix are equal; of one that is not read, that is not known."""
+    """Whether all elements of a matrix are equal; False for a matrix that stays unread."""
     return not model.is_unread(tensor) and np.ptp(model.array(tensor)) == 0
 
 

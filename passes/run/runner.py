@@ -170,7 +170,7 @@ class _PassLoop:
         self.rows[-1] = replace(last, reason=f"{last.reason}; {words}" if last.reason else words)
 
     def conclude(self) -> None:
-        """Run the final model, if its proof was that it computes the same as one that was run.
+        """Run the final model, if it was proven by its equality to an earlier model and was not run itself.
 
         Should it be wrong all the same (onnxruntime refuses a type that a step has declared, say), the first step whose
         model is wrong is reverted, and the steps after it are tried again without it.

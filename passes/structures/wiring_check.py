@@ -140,7 +140,7 @@ class _Joins:
         return tuple(others for bit in bits for others in self._other_weights.get(bit, ()))
 
     def _count_other_weights(self) -> dict[int, list[int]]:
-        """Bit of a kept matrix → for each operand that the matrix reaches, how many matrices that are not kept reach it."""
+        """Bit of a kept matrix → for each operand that it reaches, how many unkept matrices reach that operand."""
         other_weights: dict[int, list[int]] = defaultdict(list)
         for operand in self._operands:
             own = operand & self._kept

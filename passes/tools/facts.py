@@ -28,12 +28,12 @@ from passes.weights.detached import DetachedModel, open_model
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ModelFacts(TableResult):
-    """What `inspect_model` finds. `sizes` are those that open dims are counted at; counts are for one run at them.
+    """What `inspect_model` finds. `sizes` are the sizes of open dims; counts are for one run at these sizes.
 
-    `macs` counts products and convolutions by operator: of an If those of the branch with more, and of operators in
-    `repeated`, such as Loop, those of one turn. `uncounted` are operators without a rule, or whose shapes are not
-    known. `peak` are the bytes of all values that are alive at once, at most, in the order of the nodes; None where a
-    shape is not known. `tensors` and `activations` are the largest, name → type and bytes.
+    `macs` counts multiplications by operator: for an If, those of the branch with more, and for operators in
+    `repeated`, such as Loop, those of one turn. `uncounted` are operators without a rule, or with unknown shapes.
+    `peak` is the largest number of bytes that are alive at once, in the order of the nodes; None where a shape is
+    unknown. `tensors` and `activations` are the largest ones, name → type and bytes.
     """
 
     inputs: Mapping[str, str]

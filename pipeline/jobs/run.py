@@ -49,10 +49,10 @@ def run_jobs(
 ) -> tuple[Outcome, ...]:
     """Run the jobs that the table at `path` does not have as done, and add each outcome to it.
 
-    A job that others come after serves them alone: it does not run, and may have no outcome, where these are done.
+    A job does not run if all jobs that come after it are done; then it may have no outcome.
 
     Args:
-        jobs: each with a key of its own, and after those that it comes after.
+        jobs: jobs with different keys; a job stands after the jobs that it comes after.
         executor: runs them. It is not called if there is nothing to do.
         path: of the table; see `OutcomeTable`.
         versions: of everything that affects the outcome of a job, such as `pipeline.workspace.versions()`.

@@ -211,8 +211,8 @@ def _sizes_of(path: Path, batch: object) -> dict[str, tuple[int, ...]]:
 
 
 def _to_source(config: RunConfig, module: nn.Module, example: Example | None, program: TrainProgram) -> TorchSource:
-    """The trained module with the inputs that it is exported with: those of its factory, else those of the section
-    `model`, else those of the first batch."""
+    """The trained module with inputs for its export: from its factory, else from the section `model`, else from the
+    first batch."""
     model = with_dynamic_shapes(config.model, config.export)
     is_declared = model.inputs and all(entry.shape is not None for entry in model.inputs.values())
     if example is None and not is_declared:

@@ -191,7 +191,7 @@ class PointWeight(MatrixKernels):
         )
 
     def _settings_of_pixels(self, x: torch.Tensor) -> tuple[int, ...]:
-        """All pixels as rows of one matrix, or else those of one image after the other, in lines."""
+        """All pixels as rows of one matrix, or else the pixels of each image in turn, in lines."""
         down, across = self.kernels.shape.strides
         pixels = x[:, ::down, ::across]
         sizes = (self.matrix.columns, self.matrix.inner)
