@@ -24,6 +24,7 @@ from passes.rewrites.file_weights import FileWeights
 from passes.rewrites.matmul_nbits import NibbleWeight, read_dequantized
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
+from passes.weights.files import replace_tensors
 
 NibbleLayout = Literal["gptq", "gptq_v2", "awq"]
 
@@ -181,7 +182,7 @@ def write_nibbles(model: DetachedModel, path: Path, layout: NibbleLayout) -> int
     Scales are float16 where that keeps their bits, and float32 otherwise. Returns how many weights there are.
 
     Raises:
-        UsageError: there is none, or a weight that the layout cannot hold.
+        UsageError: there is none, a weight that the layout cannot hold, or a place that cannot be written.
     """
     import safetensors.numpy
 
@@ -192,7 +193,8 @@ def write_nibbles(model: DetachedModel, path: Path, layout: NibbleLayout) -> int
         settings |= {"quant_method": "awq", "version": "gemm", "zero_point": True}
     else:
         settings |= {"quant_method": "gptq", "checkpoint_format": layout, "desc_act": False, "sym": False}
-    safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"})
+    with replace_tensors(path) as temporary:
+        safetensors.numpy.save_file(tensors, temporary, metadata={"format": "pt"})
     (path.parent / "quantize_config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
     return len(packed)
 

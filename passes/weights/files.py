@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -316,6 +317,25 @@ def write_file(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+@contextlib.contextmanager
+def replace_tensors(path: Path) -> Iterator[Path]:
+    """Yield a temporary path for safetensors to write to; the file takes the place of `path` once it is whole.
+
+    Raises:
+        UsageError: the disk is full, or nothing can be written there; what was there before is as it was.
+    """
+    import safetensors  # onnx files need none
+
+    with write_errors(path), replace_when_done(path) as temporary:
+        try:
+            yield temporary
+        except safetensors.SafetensorError as error:  # it has the number of the system's error in its text alone
+            number = SYSTEM_ERROR.search(str(error))
+            if number is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+
+
 def describe_write_error(path: object, error: OSError) -> str:
     """The sentence for a file that cannot be written."""
     reason = os.strerror(error.errno) if error.errno else str(error)
@@ -324,3 +344,6 @@ def describe_write_error(path: object, error: OSError) -> str:
     if error.errno == errno.EISDIR:
         reason = "it is a folder; name a file in it"
     return f"cannot write to {path}: {reason}; what was there before is unharmed"
+
+
+SYSTEM_ERROR: Final = re.compile(r"\(os error (\d+)\)")

@@ -15,6 +15,7 @@ from torch import nn
 from passes.proof.numbers import Tolerance
 from passes.suggest import plural
 from passes.visible import Table, TableResult
+from passes.weights.files import replace_tensors
 from pipeline.authoring import Model, TrainingHistory, TrainingLoop
 from pipeline.authoring.fit import FitLimits, history_path
 from pipeline.config import RunConfig
@@ -37,7 +38,6 @@ from pipeline.train_run.source import (
     training_key,
 )
 from pipeline.training import StepComparison, TrainProgram, compare_step, record_step
-from pipeline.training.state_dict import replace_tensors
 from pipeline.workspace import Workspace, make_folder, versions
 
 STATES: Final = "train.safetensors"

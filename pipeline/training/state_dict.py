@@ -6,10 +6,7 @@ A file is whole at every moment.
 from __future__ import annotations
 
 import copy
-import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from passes.weights.files import replace_when_done, write_errors
+from passes.weights.files import replace_tensors
 from pipeline.errors import UsageError
 from pipeline.runtime.capture import RandomState, Snapshot
 from pipeline.training.graph import STEP, moment_name, rate_name
@@ -198,23 +195,6 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
         safetensors.torch.save_file(tensors, temporary, metadata={"format": FORMAT})
 
 
-@contextmanager
-def replace_tensors(path: Path) -> Iterator[Path]:
-    """Yield a temporary path for safetensors to write to; the file takes the place of `path` once it is whole.
-
-    Raises:
-        UsageError: the disk is full, or nothing can be written there; what was there before is as it was.
-    """
-    with write_errors(path), replace_when_done(path) as temporary:
-        try:
-            yield temporary
-        except safetensors.SafetensorError as error:  # it has the number of the system's error in its text alone
-            number = SYSTEM_ERROR.search(str(error))
-            if number is None:
-                raise
-            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
-
-
 def read_snapshot(path: Path, expected: Mapping[str, torch.Tensor]) -> Snapshot:
     """The snapshot in the file.
 
@@ -241,6 +221,3 @@ def read_snapshot(path: Path, expected: Mapping[str, torch.Tensor]) -> Snapshot:
         if found != wanted:
             raise UsageError(f"{path} is of another program: {name!r} is {found} there, and {wanted} here")
     return Snapshot(tensors, RandomState(tuple(kernels), default))
-
-
-SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")

@@ -88,6 +88,8 @@ def test_a_checkpoint_goes_into_a_model_and_out_again(layout: NibbleLayout, tran
     np.testing.assert_array_equal(integers.astype(int), INTEGERS.T if transposed else INTEGERS)
     x = DRAW.normal(size=(2, K)).astype(np.float32)
     np.testing.assert_allclose(Session.of(quantized).run({"x": x})["y"], x @ WEIGHT, rtol=1e-5, atol=1e-5)
+    with pytest.raises(UsageError, match=r"cannot write to .*again.*: No such file or directory"):
+        write_nibbles(quantized, tmp_path / "again" / "model.safetensors", layout)
     (tmp_path / "again").mkdir()
     assert write_nibbles(quantized, tmp_path / "again" / "model.safetensors", layout) == 1
     known, found = (safetensors.numpy.load_file(file) for file in (path, tmp_path / "again" / "model.safetensors"))
