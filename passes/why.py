@@ -292,7 +292,7 @@ class _Nodes:
             made_by=marks.author,
             replaced=marks.replaced,
             replaced_count=marks.count,
-            changed_by=marks.changed,
+            changed_by=marks.changed_by,
         )
 
     def weight_origin(self, tensor: TensorProto) -> WeightOrigin:

@@ -371,7 +371,7 @@ class _EncodingCarrier:
         if thing is None:
             return ""
         marks = annotations_of(thing)
-        return marks.author or next(reversed(marks.changed), "")
+        return marks.author or next(reversed(marks.changed_by), "")
 
 
 def _reason_of_equal(equal: str) -> str:

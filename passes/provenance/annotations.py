@@ -56,15 +56,16 @@ SHOWN: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class NodeAnnotations:
-    """`author` is empty for a node of the source; `replaced` names the first of the `count` replaced nodes."""
+    """`author` is empty for a node of the source; `replaced` names the first of the `count` replaced nodes;
+    `changed_by` are the passes that changed the node since."""
 
     author: str = ""
     replaced: tuple[str, ...] = ()
     count: int = 0
-    changed: tuple[str, ...] = ()
+    changed_by: tuple[str, ...] = ()
 
-    def changed_by(self, author: str) -> NodeAnnotations:
-        return self if author in self.changed else replace(self, changed=(*self.changed, author))
+    def with_change_by(self, author: str) -> NodeAnnotations:
+        return self if author in self.changed_by else replace(self, changed_by=(*self.changed_by, author))
 
 
 def annotations_of(node: NodeProto | TensorProto) -> NodeAnnotations:
@@ -92,7 +93,7 @@ def write_metadata(node: NodeProto | TensorProto, entries: Mapping[str, str]) ->
 
 def write_annotations(node: NodeProto | TensorProto, marks: NodeAnnotations) -> None:
     """Replace the annotations of `node` by `marks`."""
-    lists = {REPLACED_KEY: marks.replaced, CHANGED_KEY: marks.changed}
+    lists = {REPLACED_KEY: marks.replaced, CHANGED_KEY: marks.changed_by}
     entries = {AUTHOR_KEY: marks.author, COUNT_KEY: str(marks.count) if marks.count > len(marks.replaced) else ""}
     entries |= {key: json.dumps(names, ensure_ascii=False) if names else "" for key, names in lists.items()}
     write_metadata(node, entries)

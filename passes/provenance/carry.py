@@ -44,7 +44,7 @@ class Carrier:
             _give_back(matching, new, old)
             if _is_changed(matching, new, old):
                 node = matching.after.items[new].node
-                write_annotations(node, annotations_of(node).changed_by(author))
+                write_annotations(node, annotations_of(node).with_change_by(author))
                 matching.after.carried.pop(new, None)
         named = [(matching.after.items[new].node, matching.before.items[old].node.name) for new, old in survivors]
         restore_names(named, [matching.after.items[new].node for new in sorted(news)])

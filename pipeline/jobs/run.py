@@ -49,7 +49,7 @@ def run_jobs(
 ) -> tuple[Outcome, ...]:
     """Run the jobs that the table at `path` does not have as done, and add each outcome to it.
 
-    A job does not run if all jobs that come after it are done; then it may have no outcome.
+    A job that other jobs come after does not run if all of them are done; then it may have no outcome.
 
     Args:
         jobs: jobs with different keys; a job stands after the jobs that it comes after.

@@ -223,11 +223,11 @@ def test_a_pass_that_changes_a_node_in_place_is_written_on_it() -> None:
     after = model_of(text.format("[0, 1, 2]"))
     result = carry_annotations(before, after, "turn_back")
     turn, end = result.graph.node
-    assert (annotations_of(turn).author, annotations_of(turn).changed) == ("", ("turn_back",))
+    assert (annotations_of(turn).author, annotations_of(turn).changed_by) == ("", ("turn_back",))
     assert modules(result)["turn"] == "head"
     assert CHANGED_KEY not in {entry.key for entry in end.metadata_props}
     again = carry_annotations(result, model_of(text.format("[1, 0, 2]")), "turn_again")
-    assert annotations_of(again.graph.node[0]).changed == ("turn_back", "turn_again")
+    assert annotations_of(again.graph.node[0]).changed_by == ("turn_back", "turn_again")
 
 
 def test_an_input_that_a_pass_adds_is_a_change_of_the_node() -> None:
@@ -235,7 +235,7 @@ def test_an_input_that_a_pass_adds_is_a_change_of_the_node() -> None:
     bounds = {"low": np.float32(0), "high": np.float32(6)}
     before = annotate_modules(model_of(text.format("x, low"), **bounds), clip="head", end="head")
     clip, end = carry_annotations(before, model_of(text.format("x, low, high"), **bounds), "close").graph.node
-    assert (annotations_of(clip).changed, annotations_of(end).changed) == (("close",), ())
+    assert (annotations_of(clip).changed_by, annotations_of(end).changed_by) == (("close",), ())
 
 
 def test_a_name_that_a_tool_gave_to_another_node_goes_back() -> None:

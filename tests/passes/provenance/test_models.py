@@ -64,7 +64,7 @@ def test_every_node_of_the_final_model_answers(exported: Path, optimized: PassRu
         assert module_path_of(node) is not None, f"{node.name} lies in no module"
         marks = annotations_of(node)
         assert marks.author in working if marks.author else node.name in source
-        assert set(marks.changed) <= working
+        assert set(marks.changed_by) <= working
         assert set(marks.replaced) <= source
     names = [node.name for node in nodes if node.name]
     assert len(names) == len(set(names))

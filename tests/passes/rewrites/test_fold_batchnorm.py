@@ -252,7 +252,7 @@ def test_a_run_proves_it_and_says_what_was_made_of_what(context: PassContext) ->
     [row] = result.rows
     assert (row.status.value, row.changed, row.diff) == ("ran", True, {"BatchNormalization": -1})
     conv = result.model.proto.graph.node[0]
-    assert (conv.name, annotations_of(conv).changed) == ("/conv", ("fold-batchnorm",))
+    assert (conv.name, annotations_of(conv).changed_by) == ("/conv", ("fold-batchnorm",))
     weight = next(one for one in result.model.proto.graph.initializer if one.name == "conv.weight")
     assert annotations_of(weight).replaced[:1] == ("conv.weight",)
     assert list(conv.input) == ["x", "conv.weight", "bn.bias"]
