@@ -2,11 +2,12 @@
 
 What a layer adds to its own result is measured: it is computed from what it reads in float, and from the same
 quantized. How that reaches the outputs of the model is taken as linear: for a random direction of the outputs one
-backward pass gives the gradient for every layer's result, and the noise of a layer is the sum of
-(gradient · difference)² over the elements of its result. Elements are squared one by one, as rounding errors of
-neighbours have little to do with each other: then one direction says as much as many would of a sum. A run of the model
-for each layer measures the same, with as many runs as there are layers (benchmarks/quant_sensitivity.py compares the
-two).
+backward pass gives the gradient for every layer's result, and the noise of a layer is made of gradient · difference.
+That is summed over the rows of a product, or the places of a convolution, and then squared: they have read the same
+rounded weight, so their errors are alike where what they read is alike, and a mean over them, as an attention of nearly
+equal weights takes, does not make them smaller. The channels are squared one by one, as their errors have little to do
+with each other: then one direction says as much as many would of one sum. A run of the model for each layer measures
+the same, with as many runs as there are layers (benchmarks/quant_sensitivity.py compares the two).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto
 
-from passes.graph.op_facts import PRODUCTS, RECURRENT
+from passes.graph.op_facts import MATRIX_PRODUCTS, PRODUCTS, RECURRENT
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.quantsim.encodings import Encoding
@@ -35,7 +36,8 @@ DIRECTIONS: Final = 1
 sample improves the estimate more than another direction."""
 
 LEAST_SIGNS: Final = 16
-"""Random signs of one sample at least. Few of them may all be the same, and nothing moves the sum of a Softmax."""
+"""Random signs of one sample at least, and sums that are squared: the square of one sum with random signs may be near
+zero. Few signs may all be the same, and nothing moves the sum of a Softmax."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ def estimate_sensitivity(
         ) -> None:
             layer = layer_of[name]
             differences = quantized.measure_differences(layer.nodes, {**known, **made})[name]
-            noise[layer.output] += _power(differences, gradients) / count
+            noise[layer.output] += _noise_power(layer, differences, gradients) / count
 
         for number in range(count):
             lines = {name: _direction(draw, array, scales[name]) for name, array in outputs.items()}
@@ -174,20 +176,28 @@ def _direction(draw: np.random.Generator, array: np.ndarray, scale: float) -> np
     return np.where(draw.integers(0, 2, array.shape, np.bool_), array.dtype.type(scale), array.dtype.type(-scale))
 
 
-def _power(array: np.ndarray, gradients: np.ndarray | None = None) -> float:
-    """The sum of squares, each multiplied by the square of its gradient; slice by slice, as float64 doubles an array.
+def _noise_power(layer: Layer, differences: np.ndarray, gradients: np.ndarray) -> float:
+    """The sum of squares of gradient · difference, where those that share a weight are summed first; `differences` are
+    overwritten.
 
     An element with a gradient of 0 reaches no output and adds nothing, even where it is infinite, as in a rounded mask.
     """
-    flat, found = array.reshape(-1), 0.0
-    factors = None if gradients is None else gradients.reshape(-1)
-    for start in range(0, flat.size, SLICE):
-        part = flat[start : start + SLICE]
-        if factors is not None:
-            factor = factors[start : start + SLICE]
-            part = np.multiply(factor, part, out=np.zeros_like(part), where=factor != 0)
-        found += float(np.square(part, dtype=np.float64).sum())
-    return found
+    noise = differences.astype(np.result_type(differences, gradients), copy=False)
+    np.multiply(noise, gradients, out=noise, where=gradients != 0)
+    noise[gradients == 0] = 0
+    operator, axes = layer.nodes[0].op_type, range(noise.ndim)
+    shared = () if operator in RECURRENT else tuple(axes[-2:-1] if operator in MATRIX_PRODUCTS else axes[2:])
+    if shared and math.prod(noise.shape[axis] for axis in shared) * LEAST_SIGNS <= noise.size:
+        noise = noise.sum(shared, dtype=np.float64)
+    return _power(noise)
+
+
+def _power(array: np.ndarray) -> float:
+    """The sum of squares; slice by slice, as float64 doubles an array."""
+    flat = array.reshape(-1)
+    return sum(
+        float(np.square(flat[start : start + SLICE], dtype=np.float64).sum()) for start in range(0, flat.size, SLICE)
+    )
 
 
 SLICE: Final = 2**20
