@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 class RunResult(OptimizeResult):
     """The results of the stages of one run that ended well.
 
-    `cached` names the stages that were taken from an earlier run, since nothing that they depend on has changed.
+    `folder` holds the files of the run; `export`, `optimize` and `runtime` are what these stages report, and `report`
+    is `report.json` as an object. `cached` names the stages that were taken from an earlier run, since nothing that
+    they depend on has changed.
     """
 
     folder: Path

@@ -20,7 +20,9 @@ class Culprit:
 
     `inner` is the pass inside of a composite step; `others` are passes that are at fault once `inner` is left out.
     `place` counts the recipe's steps from 1, `turn` the rounds of a repeat. `lost` are the structures that this step
-    loses. The errors are the errors of the whole model, before and after the step, if the fault is measured.
+    loses. `source` is the library of the step, `why` how the step shows the fault, and `repeats` whether the step is in
+    a repeat. `error_before` and `error_after` are the largest absolute errors of the whole model before and after the
+    step, if the fault is measured.
     """
 
     step: str

@@ -58,12 +58,17 @@ class PassRow:
     """
 
     name: str
+    """The step as the recipe names it; `step/inner` for an inner pass."""
     source: str
+    """The library that the step comes from, such as `onnxsim`."""
     status: Status
     reason: str
+    """Why the step has this status, or what it left; empty for nothing to say."""
     nodes_before: int
+    """Nodes of the model, without the nodes of bodies, before the step and after it."""
     nodes_after: int
     seconds: float
+    """Wall time of the step with its proof; of an inner pass 0."""
     changed: bool
     errors: Mapping[str, Errors]
     diff: Mapping[str, int] = field(default_factory=dict)
@@ -89,7 +94,8 @@ class PassRow:
 @dataclass(frozen=True, slots=True)
 class StructureVerdict:
     """Whether the final model has a structure, in `kept`; `broken_by` names the first step that broke it, even if that
-    step was reverted; `author_of_loss` names the step that is left in place."""
+    step was reverted; `author_of_loss` names the step that is left in place. `kind` and `name` identify the structure,
+    such as `qkv` and `encoder.layer.0`; `module` is the path of its torch module."""
 
     kind: str
     name: str
@@ -158,9 +164,12 @@ class PassRun(OptimizeResult):
 
     model: DetachedModel
     rows: tuple[PassRow, ...]
+    """One for each step of the recipe, and for each inner pass that was taken out of a step."""
     structures: tuple[StructureVerdict, ...]
     power: Sensitivity
+    """Whether the draws would detect a fault in the kept weights."""
     versions: Mapping[str, str]
+    """Name → version of the libraries whose release can change the result."""
     watched: TrackedStructures
     """The structures that were looked at, as they are in the source."""
     coverage: Coverage = field(default_factory=Coverage)

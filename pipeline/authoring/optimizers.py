@@ -18,7 +18,8 @@ from pipeline.training.optimizer import refuse_optimizer_hooks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSpec:
-    """Settings of an optimizer, with the names and the defaults of torch's."""
+    """Settings of an optimizer of torch.optim, by torch's names: `lr`, `momentum`, `betas`, `eps`, `weight_decay`,
+    `nesterov` and `amsgrad`. The defaults are torch's."""
 
     def make(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
         """The optimizer of torch with these settings, which schedulers and state dicts know.
