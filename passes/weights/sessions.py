@@ -9,7 +9,7 @@ import re
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -251,12 +251,9 @@ def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     An operator that reads a value of unknown type is left as it is, and every operator is where the build of
     onnxruntime lists no kernels: it costs memory, and no result depends on it.
     """
-    list_kernels = getattr(binding, "get_all_opkernel_def", list)  # a build may leave it out, as it is not public
-    kernels = {kernel.op_name for kernel in list_kernels() if not kernel.domain}
-    if not kernels:
-        return proto
+    kernels = _list_kernels()
     functions = {node.op_type for node in proto.graph.node if not node.domain} - kernels
-    if not functions:
+    if not kernels or not functions:
         return proto
     typed, names = onnx.shape_inference.infer_shapes(proto), [("", name) for name in sorted(functions)]
     stored = typed.graph.initializer  # the inliner asks for their types, too
@@ -269,6 +266,13 @@ def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto
     replace_entries(expanded.graph.value_info, proto.graph.value_info)
     return expanded
+
+
+@cache  # onnxruntime makes the list of 1,500 kernels anew for each call: 0.01 s
+def _list_kernels() -> frozenset[str]:
+    """The operators that onnxruntime computes itself, and Constant, which it stores; none where it lists none."""
+    listed = getattr(binding, "get_all_opkernel_def", list)()  # a build may leave it out, as it is not public
+    return frozenset({"Constant", *(kernel.op_name for kernel in listed if not kernel.domain)} if listed else ())
 
 
 def _put_fixed_late(graph: onnx.GraphProto) -> None:

@@ -183,7 +183,7 @@ class QuantSim:
             refuse_numpy_operators(model)
         specs = _read_specs(before.model, config, model)
         sampler, source = before.sampler, config.model
-        if sampler is not None and source.onnx is not None and not config.verify.inputs:
+        if sampler is not None and source.onnx is not None and not (config.verify.inputs or settings.calibration.data):
             sampler = enlarge(sampler, model, source.dims)
         seen = max(config.verify.max_inputs if config.verify.inputs else 0, config.verify.draws)
         samples = Samples(settings, specs, sampler, seen)

@@ -88,14 +88,21 @@ class DeviceLike:
             )
 
 
-def compare_outputs(model: DetachedModel, quantized: DetachedModel, samples: Iterable[Feeds]) -> dict[str, OutputNoise]:
+def compare_outputs(
+    model: DetachedModel | Session, quantized: DetachedModel, samples: Iterable[Feeds]
+) -> dict[str, OutputNoise]:
     """Run both models on all samples, without graph optimization: so onnxruntime computes what the specification says.
+
+    Args:
+        model: in float, or a session of it.
+        quantized: the other model.
+        samples: input → array.
 
     Raises:
         StepFailed: onnxruntime cannot run one of the models, or an output has another shape.
         UsageError: the float model gives NaN.
     """
-    expected, found = Session.of(model), Session.of(quantized)
+    expected, found = _open(model), Session.of(quantized)
     return _compare((expected.run(feeds), found.run(feeds)) for feeds in samples)
 
 
@@ -104,8 +111,12 @@ def find_least_ratio(model: DetachedModel, quantized: DetachedModel, samples: It
     return min((found.sqnr_db for found in compare_outputs(model, quantized, samples).values()), default=float("inf"))
 
 
+def _open(model: DetachedModel | Session) -> Session:
+    return model if isinstance(model, Session) else Session.of(model)
+
+
 def run_device_like(
-    model: DetachedModel,
+    model: DetachedModel | Session,
     quantized: DetachedModel,
     samples: Iterable[Feeds],
     folder: Path,
@@ -116,6 +127,9 @@ def run_device_like(
     Where onnxruntime cannot run that, `not_run` of the result says why.
 
     Args:
+        model: in float, or a session of it.
+        quantized: the other model.
+        samples: input → array.
         folder: for the quantized model and the optimized graph.
         external_from: a model of more bytes than this keeps its weights in files of their own.
 
@@ -124,7 +138,7 @@ def run_device_like(
         UsageError: the float model gives NaN.
     """
     path = folder / "device_like.onnx"
-    expected = Session.of(model)
+    expected = _open(model)
     try:
         session = _OptimizedSession(quantized, folder / "quantized.onnx", path, external_from)
         outputs = _compare((expected.run(feeds), session.run(feeds)) for feeds in samples)

@@ -13,6 +13,7 @@ from pathlib import Path
 from passes.errors import StepFailed
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
+from passes.weights.sessions import Session
 from pipeline.config import QuantSimConfig, SuggestConfig
 from pipeline.errors import EXTRAS, CheckFailed, MissingExtra, Unsupported
 from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
@@ -347,8 +348,9 @@ class Simulation:
         with self._stage("simulate") as details, tempfile.TemporaryDirectory(dir=self._workspace.scratch) as folder:
             count = self._settings.evaluation
             try:
-                outputs = compare_outputs(self._model, quantized, samples.evaluation(count))
-                device = run_device_like(self._model, quantized, samples.evaluation(count), Path(folder))
+                expected = Session.of(self._model)
+                outputs = compare_outputs(expected, quantized, samples.evaluation(count))
+                device = run_device_like(expected, quantized, samples.evaluation(count), Path(folder))
             except StepFailed as failure:
                 raise CheckFailed(f"the quantized model does not run on onnxruntime: {failure}") from failure
             details.append(", ".join(f"{name} {found.sqnr_db:.2f} dB" for name, found in outputs.items()))
