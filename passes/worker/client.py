@@ -294,7 +294,7 @@ class Worker:
         if self.alone:  # the files of its forks; a process that is killed cannot remove them
             self._folder = tempfile.TemporaryDirectory(prefix="onnxline-forks-", ignore_cleanup_errors=True)
             environment["TMPDIR"] = self._folder.name
-        if _is_command() and has_one_thread() and not (self.alone or self.cores):
+        if starts_by_fork() and not (self.alone or self.cores):
             limit = self.memory_bytes and self.memory_bytes + data_bytes()
             work = partial(run_server, *handles, limit, self.preload)
             self._process = fork_process(work, handles, environment, self._stderr)
@@ -344,6 +344,12 @@ class Worker:
         if not self.memory_bytes:
             return "there is"
         return f"the limit of {self.memory_bytes / 2**30:.3g} GiB (memory_gib)"
+
+
+def starts_by_fork() -> bool:
+    """Whether a worker for all cores that starts now is a fork of this process: it takes 5 ms, and has all that we have
+    imported."""
+    return _is_command() and has_one_thread()
 
 
 def _is_command() -> bool:

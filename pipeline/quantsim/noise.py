@@ -7,7 +7,7 @@ sum of squares of the float values, and that of the differences. So a model of a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -97,6 +97,24 @@ def measure_noise(
     Raises:
         StepFailed: onnxruntime refuses the combined model, or fails in it.
     """
+    found = walk_noise(model, encodings, tensors, samples, tuned=tuned, has_total=has_total)
+    while True:
+        try:
+            observer(next(found))
+        except StopIteration as end:
+            return end.value
+
+
+def walk_noise(
+    model: DetachedModel,
+    encodings: Mapping[str, Encoding],
+    tensors: Sequence[str] | Mapping[str, Sequence[NodeProto]],
+    samples: Iterable[Feeds],
+    *,
+    tuned: DetachedModel | None = None,
+    has_total: bool = True,
+) -> Generator[int, None, dict[str, Noise]]:
+    """`measure_noise` as a generator, which yields the number of samples that are done after each."""
     if not tensors:  # onnxruntime runs no model without outputs
         return {}
     parts = PARTS if has_total else (SIGNAL, LOCAL)
@@ -108,7 +126,7 @@ def measure_noise(
         for name, total in sums.items():
             for index, part in enumerate(parts):
                 total[index] += float(outputs[f"{name}{part}"])
-        observer(done)
+        yield done
     return {name: Noise(*total) for name, total in sums.items()}
 
 

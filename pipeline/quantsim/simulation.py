@@ -170,6 +170,8 @@ class _OptimizedSession:
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.log_severity_level = 4
+        # Idle threads that spin take the cores from the process that measures noise meanwhile.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         add_libraries(options)
         if _has_narrow_floats(model):
             # onnxruntime 1.31 fuses products of 8-bit floats into QGemm, and has no kernel for that

@@ -6,7 +6,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +33,8 @@ from pipeline.quantsim.infinity import find_dropped_infinities
 from pipeline.quantsim.layer_costs import CostedModel, CostMetric, LayerCosts, measure_costs
 from pipeline.quantsim.metric import TaskMetric
 from pipeline.quantsim.new_formats import check_new_formats
-from pipeline.quantsim.noise import Noise, is_measured, measure_noise
+from pipeline.quantsim.noise import Noise, is_measured
+from pipeline.quantsim.noise_worker import begin_noise
 from pipeline.quantsim.optimize import Chosen, Optimization, OptimizedStep, select_weights
 from pipeline.quantsim.optimizers import optimizers_of
 from pipeline.quantsim.placement import (
@@ -172,8 +173,9 @@ class Simulation:
         self.quantized = insert_qdq(tuned, encodings)  # the model with QuantizeLinear and DequantizeLinear
         self.layers = find_layers(self._model, encodings, self._sites)
         metric = self.open_metric(samples)  # how well the model does its task
-        outputs, device = self.simulate(self.quantized, samples)  # by the specification, and as a device has them
-        noise = self.measure(placement, encodings, tuned, samples)  # what each tensor adds, and the sum up to it
+        with self.begin_noise(placement, encodings, tuned, samples) as noise_of_all:
+            outputs, device = self.simulate(self.quantized, samples)  # by the specification, and as a device has them
+            noise = self.measure(noise_of_all)  # what each tensor adds, and the sum up to it
         sensitivity, why_not = self.estimate(encodings, tuned, samples)  # what each layer alone does to the outputs
         layouts = self.write_layouts(samples)  # the weights as other tools store them
         written = (f"quantsim: {sentence}" for sentence in layouts.values() if sentence)
@@ -356,17 +358,24 @@ class Simulation:
             details.append(", ".join(f"{name} {found.sqnr_db:.2f} dB" for name, found in outputs.items()))
         return outputs, device
 
-    def measure(
+    def begin_noise(
         self, placement: Placement, encodings: dict[str, Encoding], tuned: DetachedModel, samples: Samples
-    ) -> dict[str, Noise]:
+    ) -> AbstractContextManager[Callable[[], dict[str, Noise]]]:
+        """Begin to measure noise in a process of its own, where that is quicker."""
+        count = self._settings.evaluation
+        computed = [placed.site.tensor for placed in placement.sites if is_measured(placed.site)]
+
+        def note(done: int) -> None:
+            self._send(Progress("measure", f"sample {done}", done, count))
+
+        return begin_noise(
+            self._model, encodings, computed, lambda: samples.evaluation(count), count, note, tuned=tuned
+        )
+
+    def measure(self, noise_of_all: Callable[[], dict[str, Noise]]) -> dict[str, Noise]:
+        """The noise of each tensor, once it is measured."""
         with self._stage("measure"):
-            count = self._settings.evaluation
-            computed = [placed.site.tensor for placed in placement.sites if is_measured(placed.site)]
-
-            def note(done: int) -> None:
-                self._send(Progress("measure", f"sample {done}", done, count))
-
-            found = measure_noise(self._model, encodings, computed, samples.evaluation(count), note, tuned=tuned)
+            found = noise_of_all()
         return {name: noise for name, noise in found.items() if math.isfinite(noise.signal)}  # infinity has no ratio
 
     def estimate(
