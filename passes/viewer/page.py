@@ -6,11 +6,14 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from passes.viewer.scene import mark_difference, scene_of
 from passes.visible import HIDDEN, visible_data, visible_markup
 from passes.weights.detached import DetachedModel, OpenableModel, open_model
+
+if TYPE_CHECKING:
+    from passes.diff.model_matching import ModelMatching
 
 HERE: Final = Path(__file__).parent
 
@@ -44,8 +47,10 @@ def view_data(
     *,
     errors: Mapping[str, float] | None = None,
     titles: tuple[str, str] = ("", ""),
+    matched: ModelMatching | None = None,
 ) -> dict[str, Any]:
-    """What the page of one or two models draws, as plain data; the arguments are those of `view_models`."""
+    """What the page of one or two models draws, as plain data; the arguments are those of `view_models`, and `matched`
+    is a matching that may be the one of these two."""
     first = first.without_functions()
     scenes, summary = [scene_of(first, titles[0], errors=errors)], ""
     if second is not None:
@@ -54,7 +59,8 @@ def view_data(
         from passes.diff.compare import compare_matched
         from passes.diff.formats import summarize
 
-        matched = match_models(first, second)
+        if matched is None or matched.before is not first or matched.after is not second:
+            matched = match_models(first, second)
         scenes.append(scene_of(second, titles[1]))
         mark_difference(scenes[0], scenes[1], matched)
         summary = summarize(compare_matched(matched))

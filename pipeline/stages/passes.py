@@ -16,9 +16,10 @@ from passes.context import PassContext, limit_runs
 from passes.diff import (
     DrawnInputs,
     LayerErrors,
+    ModelMatching,
     Numbers,
     compare_layers,
-    compare_models,
+    compare_matched,
     diff_as_data,
     diff_text,
     match_models,
@@ -31,7 +32,7 @@ from passes.functions import lay_out
 from passes.graph.layer_calls import count_nodes
 from passes.load import byte_count
 from passes.model.analysis import AnalyzedModel
-from passes.model.canonical import structure_fingerprint
+from passes.model.canonical import CanonicalModel, structure_fingerprint
 from passes.portability import describe_left, find_obstacles
 from passes.proof.numeric import NumericProver
 from passes.proof.prover import STRUCTURE
@@ -48,7 +49,7 @@ from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Note, Observer, PassEnded, Progress
 from pipeline.report import DIFFS, SOURCE, Mark, PassesReport, Pictures, diff_folder
-from pipeline.stages.pictures import BrokenStructures, take_pictures
+from pipeline.stages.pictures import MOST_VIEWED, BrokenStructures, take_pictures
 from pipeline.stages.source import final_path, leaves_unread, link_to, shards_folder, why_not_compared
 from pipeline.verify.references import References
 from pipeline.workspace import REPRODUCERS, Workspace, stamp
@@ -107,10 +108,12 @@ def run_passes(
             on_change=history.note_change,
         )
         layers: tuple[LayerErrors, ...] = _make_or_note(
-            lambda: _layers(stored, run.model, references, context, observer), (), "errors by layer", observer
+            lambda: _layers(stored, run.model, references, context, history, observer), (), "errors by layer", observer
         )
     laid_out = replace(run, model=lay_out(collapse(run.model)[0])[0])
-    pictures = _make_or_note(lambda: take_pictures(laid_out, source, history.broken), Pictures(), "drawings", observer)
+    pictures = _make_or_note(
+        lambda: take_pictures(laid_out, source, history.broken, history.matched), Pictures(), "drawings", observer
+    )
     history.clear_old_results()  # a recipe may have no step
     if wishes.strip_metadata:
         run = replace(run, model=strip_metadata(run.model))
@@ -142,6 +145,8 @@ class _History:
     ) -> None:
         self.marks: dict[int, Mark] = {}
         self.broken = BrokenStructures()
+        self.matched: ModelMatching | None = None
+        """Of the last two models that were matched, where the viewer draws such models."""
         self._workspace, self._send, self._begin = workspace, observer, begin
         self._not_compared = why_not_compared(config)
         self._has_begun = False
@@ -163,12 +168,29 @@ class _History:
         self.broken.note(row, after)
         if row.changed:
             self.marks[place] = _mark(place, after.model)
-            _write_diff(folder, row, before, after, self._workspace, self._not_compared)
+            matched = self.match(before.model, after.model, (before.canonical, after.canonical))
+            _write_diff(folder, row, matched, self._workspace, self._not_compared)
             if row.name in EQUALIZING:
                 self._keep_models(self._workspace.folder / folder, row, before, after)
         else:
             self.marks.pop(place, None)
             shutil.rmtree(self._workspace.folder / folder, ignore_errors=True)
+
+    def match(
+        self,
+        before: DetachedModel,
+        after: DetachedModel,
+        canonical: tuple[CanonicalModel, CanonicalModel] | None = None,
+    ) -> ModelMatching:
+        """The matched nodes of two models. The only step of a run, the errors by layer and the viewer ask for those of
+        the same two."""
+        known = self.matched
+        if known is not None and known.before is before and known.after is after:
+            return known
+        matched = match_models(before, after, canonical)
+        is_small = max(len(model.proto.graph.node) for model in (before, after)) <= MOST_VIEWED
+        self.matched = matched if is_small else None
+        return matched
 
     @staticmethod
     def _keep_models(folder: Path, row: PassRow, before: AnalyzedModel, after: AnalyzedModel) -> None:
@@ -278,7 +300,12 @@ def _shown_path(file: Path, workspace: Workspace) -> str:
 
 
 def _layers(
-    source: DetachedModel, final: DetachedModel, references: References, context: PassContext, observer: Observer
+    source: DetachedModel,
+    final: DetachedModel,
+    references: References,
+    context: PassContext,
+    history: _History,
+    observer: Observer,
 ) -> tuple[LayerErrors, ...]:
     """Compare the final model with the export layer by layer, on the first draw; empty where no number is compared."""
     if not references.draws:
@@ -293,7 +320,7 @@ def _layers(
         return ()
     first = references.draws[0]
     draws = [DrawnInputs(first.label, first.feeds)]
-    whole = match_models(source.without_functions(), final.without_functions())
+    whole = history.match(source.without_functions(), final.without_functions())
     return compare_layers(whole, draws, context, most=MOST_LAYERS)
 
 
@@ -311,13 +338,11 @@ def _mark(row: int, model: DetachedModel) -> Mark:
     return Mark(row, structure_fingerprint(model), sum(map(byte_count, stored)), dict(sorted(op_counts(model).items())))
 
 
-def _write_diff(
-    folder: str, row: PassRow, before: AnalyzedModel, after: AnalyzedModel, workspace: Workspace, why_not_compared: str
-) -> None:
+def _write_diff(folder: str, row: PassRow, matched: ModelMatching, workspace: Workspace, why_not_compared: str) -> None:
     """Write a diff: of the structure against the model before the pass, of the outputs against the reference."""
     numbers = Numbers(row.errors) if row.errors else None
     why = "" if row.errors else row.reason or why_not_compared or "there is no output to compare"
-    diff = compare_models(before.model, after.model, (before.canonical, after.canonical))
+    diff = compare_matched(matched)
     (workspace.folder / folder).mkdir(parents=True, exist_ok=True)
     text = diff_text(diff, most=None) + numbers_text(numbers, why, title="numbers, against the reference")
     workspace.write_text(f"{folder}/diff.txt", text)

@@ -15,6 +15,7 @@ from typing import Final
 
 from onnx import NodeProto, TensorProto
 
+from passes.diff import ModelMatching
 from passes.graph.index import computed_values
 from passes.graph.op_facts import op_name
 from passes.model.analysis import AnalyzedModel
@@ -50,26 +51,29 @@ class BrokenStructures:
                 self.by_structure.setdefault(structure, (row.name, after.model))
 
 
-def take_pictures(run: PassRun, source: DetachedModel, broken: BrokenStructures) -> Pictures:
+def take_pictures(
+    run: PassRun, source: DetachedModel, broken: BrokenStructures, matched: ModelMatching | None = None
+) -> Pictures:
     """Draw every structure of `run`, and list the nodes of the final model.
 
     Args:
         run: the run of the passes.
         source: the model before them.
         broken: the models in which steps that were not taken lost a structure.
+        matched: models that are matched already, these two or others.
     """
     album = _Album(GraphView(source), GraphView(run.model), broken.by_structure)
     pictures = [
         album.draw_structure(instance) for kind in run.watched.instances.values() for instance in kind[:MOST_DRAWN]
     ]
     sizes = [len(model.proto.graph.node) for model in (source, run.model)]
-    view = _pack_view(source, run.model) if max(sizes) <= MOST_VIEWED else ""
+    view = _pack_view(source, run.model, matched) if max(sizes) <= MOST_VIEWED else ""
     return Pictures(tuple(pictures), node_rows(album.final)[:MOST_ROWS], value_types(album.final), view)
 
 
-def _pack_view(source: DetachedModel, final: DetachedModel) -> str:
+def _pack_view(source: DetachedModel, final: DetachedModel, matched: ModelMatching | None) -> str:
     """What the graph viewer draws of two models, packed for the page."""
-    data = view_data(source, final, titles=("before the passes", "after the passes"))
+    data = view_data(source, final, titles=("before the passes", "after the passes"), matched=matched)
     return b64encode(zlib.compress(json.dumps(data).encode())).decode()
 
 
