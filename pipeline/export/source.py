@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from passes.proof.draws import Draw, DrawnInput, GivenDraw, dtype_named
 from passes.suggest import nearest, plural
+from passes.weights.detached import DetachedModel, read_model
 from pipeline.config import ExportConfig, InputConfig, ModelConfig, VerifyConfig
 from pipeline.errors import ConfigError, SourceError
 
@@ -94,13 +96,18 @@ class TorchSource:
         return self.outputs[: len(self.outputs) - len(self.lifted)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OnnxSource:
     """An ONNX file that parses, and whose external data is there."""
 
     path: Path
     inputs: tuple[InputSpec, ...]
     outputs: tuple[str, ...]
+
+    @cached_property
+    def model(self) -> DetachedModel:
+        """The model, read once for all stages before the passes; its file says which weights stay unread."""
+        return read_model(self.path)
 
 
 Source = TorchSource | OnnxSource

@@ -98,7 +98,7 @@ def export_and_compare(
         context.start(library_imports(names_of(config.passes.recipe)))
     path = exported_path(config, source, workspace)
     facts = _ExportFacts() if isinstance(source, OnnxSource) else _export(config, source, path, is_own=is_own)
-    model = read_model(path, unread=leaves_unread(config), folder=shards_folder(config))
+    model = _open_exported(config, source, path)
     if isinstance(source, OnnxSource) and not why_not_compared(config):  # the file computed the references
         prover = NumericProver(references.draws, context, config.verify.compared_within)
         measurement, draws, not_drawn = prover.measure_reference(model), references.draws, ()
@@ -125,6 +125,13 @@ def export_and_compare(
         weights="" if isinstance(source, OnnxSource) else source.weights,
         lifted=facts.lifted,
     )
+
+
+def _open_exported(config: RunConfig, source: Source, path: Path) -> DetachedModel:
+    unread, folder = leaves_unread(config), shards_folder(config)
+    if isinstance(source, OnnxSource) and unread is None and folder is None:
+        return source.model
+    return read_model(path, unread=unread, folder=folder)
 
 
 def _export(config: RunConfig, source: TorchSource, path: Path, *, is_own: bool) -> _ExportFacts:

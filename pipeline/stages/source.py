@@ -98,7 +98,7 @@ def fingerprint(source: Source, config: RunConfig, code: Sequence[Path]) -> str:
     for spec in source.inputs:
         digest.update(repr(spec).encode())
     if isinstance(source, OnnxSource):
-        model = read_model(source.path, unread=config.verify.proof == STRUCTURE or None)
+        model = read_model(source.path, unread=True) if config.verify.proof == STRUCTURE else source.model
         for tensor in model.proto.graph.initializer:
             digest.update(model.digest(tensor).encode())
         digest.update(model.proto.SerializeToString(deterministic=True))

@@ -20,7 +20,6 @@ from passes.proof.masks import independent_dims
 from passes.proof.numbers import DRAWN
 from passes.proof.precision import computed_types
 from passes.proof.prover import Reference, advice_on
-from passes.weights.detached import read_model
 from passes.weights.stand_ins import digest_of
 from pipeline.config import DEFAULT_SIZES, ModelConfig, VerifyConfig
 from pipeline.errors import SourceError
@@ -99,7 +98,7 @@ def compute_references(source: Source, plan: DrawPlan, context: PassContext) -> 
         run = partial(run_torch, source)
         chosen = list(choose_draws(plan, run, source.outputs, skipped, SourceError))
     else:
-        model = read_model(source.path)
+        model = source.model
         plan = plan.with_rows(rows_by_input(model), lengths=length_inputs(model), has_loops=has_loops(model))
         drawn = [name for name, dtype in computed_types(model, source.outputs).items() if dtype == DRAWN]
         try:
