@@ -114,8 +114,7 @@ class Session:
             # Otherwise onnxruntime copies each DequantizeLinear that is read twice, and the copies run last.
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         searched = sum(2 if node.op_type in QUANTIZERS else 1 for node in proto.graph.node)
-        is_planned = _find_largest(proto.graph) <= HEAP_BYTES if in_order else searched <= PLANNED_NODES
-        options.enable_mem_reuse = is_planned
+        options.enable_mem_reuse = _find_largest(proto.graph) <= HEAP_BYTES if in_order else searched <= PLANNED_NODES
         options.add_session_config_entry("session.disable_prepacking", "1")
         # Idle threads that spin take the cores from the process that runs the passes.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -248,17 +247,14 @@ def _find_largest(graph: onnx.GraphProto) -> int:
 def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Replace operators without a kernel by the nodes of their functions, which onnxruntime would run after all others.
 
-    An operator that reads a value of unknown type is left as it is, and every operator is where the build of
-    onnxruntime lists no kernels: it costs memory, and no result depends on it.
+    An operator that reads a value of unknown type is left as it is: it costs memory, and no result depends on it.
     """
-    kernels = _list_kernels()
-    functions = {node.op_type for node in proto.graph.node if not node.domain} - kernels
+    functions = {node.op_type for node in proto.graph.node if not node.domain} - (kernels := _list_kernels())
     if not kernels or not functions:
         return proto
     typed, names = onnx.shape_inference.infer_shapes(proto), [("", name) for name in sorted(functions)]
-    stored = typed.graph.initializer  # the inliner asks for their types, too
-    typed.graph.value_info.extend(
-        helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims) for tensor in stored
+    typed.graph.value_info.extend(  # the inliner asks for their types, too
+        helper.make_tensor_value_info(stored.name, stored.data_type, stored.dims) for stored in typed.graph.initializer
     )
     try:
         expanded = inline_selected_functions(typed, names, inline_schema_functions=True)
@@ -270,9 +266,9 @@ def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 @cache  # onnxruntime makes the list of 1,500 kernels anew for each call: 0.01 s
 def _list_kernels() -> frozenset[str]:
-    """The operators that onnxruntime computes itself, and Constant, which it stores; none where it lists none."""
-    listed = getattr(binding, "get_all_opkernel_def", list)()  # a build may leave it out, as it is not public
-    return frozenset({"Constant", *(kernel.op_name for kernel in listed if not kernel.domain)} if listed else ())
+    """The operators that onnxruntime computes itself, and Constant, which it stores; none where a build lists none."""
+    names = {kernel.op_name for kernel in getattr(binding, "get_all_opkernel_def", list)() if not kernel.domain}
+    return frozenset({"Constant", *names} if names else ())
 
 
 def _put_fixed_late(graph: onnx.GraphProto) -> None:

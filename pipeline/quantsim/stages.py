@@ -37,11 +37,7 @@ from pipeline.quantsim.noise import Noise, is_measured
 from pipeline.quantsim.noise_worker import begin_noise
 from pipeline.quantsim.optimize import Chosen, Optimization, OptimizedStep, select_weights
 from pipeline.quantsim.optimizers import optimizers_of
-from pipeline.quantsim.placement import (
-    Placement,
-    PlacementRule,
-    place,
-)
+from pipeline.quantsim.placement import Placement, PlacementRule, place
 from pipeline.quantsim.prepared_layers import judge_preparation
 from pipeline.quantsim.profiles import own_rules, read_profile, rules_of
 from pipeline.quantsim.qdq import check_opset, insert_qdq
