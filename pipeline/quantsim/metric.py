@@ -187,6 +187,7 @@ class BuiltIn:
     targets: how many arrays are the truth.
     reads_inputs: whether the sample is the truth where no target is named.
     reads_all: whether `reduce` reads all outputs by name.
+    load: imports the library that `score` needs, or says that it is missing.
     """
 
     reduce: Callable[[Any, Any], Any]
@@ -196,6 +197,7 @@ class BuiltIn:
     targets: int = 1
     reads_inputs: bool = False
     reads_all: bool = False
+    load: Callable[[], object] = lambda: None
 
 
 def _score_classes(found: Sequence[np.ndarray], truths: Sequence[np.ndarray], _: bool) -> float:
@@ -274,12 +276,16 @@ IGNORED: Final = 255
 """The class of places without a label in Cityscapes, VOC and others."""
 
 
-def _score_boxes(found: Sequence[Outputs], truths: Sequence[Any], has_truth: bool) -> float:
-    """Mean average precision by torchmetrics; without a truth the float model's boxes with a score of half or more."""
+def _load_precision() -> Any:
     try:
         from torchmetrics.detection import MeanAveragePrecision  # pyright: ignore[reportMissingImports]
     except ImportError as error:  # the class is missing as well where torchvision is
         raise MissingExtra("torchmetrics", f"{KEY}: map") from error
+    return MeanAveragePrecision
+
+
+def _score_boxes(found: Sequence[Outputs], truths: Sequence[Any], has_truth: bool) -> float:
+    """Mean average precision by torchmetrics; without a truth the float model's boxes with a score of half or more."""
     import torch
 
     def as_tensors(arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -287,7 +293,7 @@ def _score_boxes(found: Sequence[Outputs], truths: Sequence[Any], has_truth: boo
         tensors["boxes"] = tensors["boxes"].reshape(-1, 4).float()
         return {name: tensor if name == "boxes" else tensor.reshape(-1) for name, tensor in tensors.items()}
 
-    metric = MeanAveragePrecision()
+    metric = _load_precision()()
     for boxes, truth in zip(found, truths, strict=True):
         if has_truth:
             expected = {"boxes": truth[0], "labels": truth[1]}
@@ -324,6 +330,7 @@ BUILT_INS: Final[Mapping[str, BuiltIn]] = {
         "the outputs boxes, scores and labels of one image",
         targets=2,
         reads_all=True,
+        load=_load_precision,
     ),
 }
 
@@ -332,7 +339,8 @@ def check_metric(settings: MetricConfig) -> None:
     """Refuse a metric that is not there, before a model is loaded.
 
     Raises:
-        UsageError: there is no built-in metric of that name, or an option does not suit a function.
+        UsageError: there is no built-in metric of that name, its library is missing, or an option does not suit a
+            function.
     """
     if is_reference(settings.use):
         if settings.output is not None:
@@ -342,3 +350,5 @@ def check_metric(settings: MetricConfig) -> None:
         known = ", ".join(BUILT_INS)
         close = nearest(settings.use, BUILT_INS)
         raise UsageError(f"{KEY}: no metric {settings.use!r}{close}; expected {known}, or file.py:evaluate")
+    else:
+        BUILT_INS[settings.use].load()

@@ -115,6 +115,8 @@ def test_map_names_the_extra_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> N
     sample = detect([[0, 0, 1, 1]], [0.9], [1])
     with pytest.raises(MissingExtra, match=r"map needs torchmetrics.* pip install 'onnxline\[metrics\]'"):
         TaskMetric(MetricConfig(use="map"), model_of(DETECTOR), lambda: [sample])
+    with pytest.raises(MissingExtra, match="map needs torchmetrics"):  # before a model is loaded
+        check_metric(MetricConfig(use="map"))
     with pytest.raises(UsageError, match=r"map reads the outputs boxes, scores and labels of one image; found y \[1\]"):
         rate("map", [{"x": np.zeros(1, np.float32)}])
 
