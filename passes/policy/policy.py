@@ -1,8 +1,8 @@
 """What must not happen: passes to skip, structures to keep. Says of every skip where it was asked for.
 
 Passes are known by their names: their groups, for `skip:`, and the structures that they destroy. A group is a set of
-globs, so it holds for releases yet to come. One is not: `unsafe` holds the names that an audit of the installed
-releases has found.
+globs, so it holds for releases yet to come. The group `unsafe` is no set of globs: it holds the names that an audit
+of the installed releases has found.
 """
 
 from __future__ import annotations

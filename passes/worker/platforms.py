@@ -50,7 +50,7 @@ def missing_here() -> str:
 def lock(handle: int | None, *, wait: bool = True, shared: bool = False) -> None:
     """Lock an open file or folder until it is closed; with other holders, wait, or raise BlockingIOError.
 
-    Those that hold it `shared` hold it together.
+    Several holders may have a `shared` lock at once.
     """
     if fcntl is not None and handle is not None:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
@@ -313,12 +313,12 @@ SET_CHILD_SUBREAPER: Final = 36
 
 
 def adopt_orphans() -> None:
-    """From now on a process whose parent ends becomes a child of this one, where it descends from it."""
+    """Make each later orphan among the descendants of this process a child of this process."""
     ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_descendants() -> None:
-    """End all that this process has started, with what that has started, whatever session it is in."""
+    """End all descendants of this process, in whatever session they are."""
     while left := list(_descendants(os.getpid())):
         _kill(left)
         with contextlib.suppress(ChildProcessError):

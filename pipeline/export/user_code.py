@@ -220,7 +220,7 @@ def call_user_code(call: Callable[[], T], title: str, own: str) -> T:
     """
     try:
         value = call()
-        if inspect.iscoroutine(value):  # whoever gets it refuses it; Python would warn that nobody awaited it
+        if inspect.iscoroutine(value):  # the caller refuses it; Python would warn that it was never awaited
             value.close()
         return value
     except OnnxlineError:

@@ -219,7 +219,7 @@ def _consumer_label(consumers: Sequence[NodeProto], is_output: bool) -> str:
 LAYOUT: Final = frozenset(
     {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Slice", "Split", "Concat", "Gather", "Tile"}
 )
-"""Of these the shape of the result says most."""
+"""Operators that a drawing describes by the shape of their result."""
 
 
 def node_rows(view: GraphView) -> tuple[NodeRow, ...]:

@@ -33,7 +33,7 @@ def fast_gelu(x: Term, bias: Term | None = None) -> Term:
 
 
 def skip_norm(operator: str, bias: int) -> Importer:
-    """An importer for the norm of x + skip + bias, a sum which is output 3; `bias` is the input of that."""
+    """An importer for the norm of x + skip + bias; the sum is output 3, and the bias is input `bias`."""
 
     def importer(node: Node, *, epsilon: float = 1e-5) -> None:
         x, skip = node.operand(0), node.operand(1)

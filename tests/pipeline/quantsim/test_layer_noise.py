@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.quant_sensitivity import measure_each_alone
 from passes.encodings.encoding import Encoding, Precision
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
@@ -115,3 +116,21 @@ def test_a_softmax_of_few_classes_has_a_direction_that_moves_it(seed: int) -> No
     found = estimate_sensitivity(model, encode(placement, {}, model), feeds)
     assert found.keys() == {"a", "b"}
     assert all(10 < ratio < 60 for ratio in found.values()), found
+
+
+@pytest.mark.parametrize(
+    ("graph", "shape"),
+    [
+        ("g (float[1, 64, 32] x) => (float[1, 32] y) { v = MatMul(x, w) y = ReduceMean <keepdims = 0> (v, axis) }", ()),
+        ("g (float[1, 32, 8, 8] x) => (float[1, 32, 1, 1] y) { v = Conv(x, w) y = GlobalAveragePool(v) }", (1, 1)),
+    ],
+)
+def test_errors_of_one_weight_do_not_get_smaller_in_a_mean(graph: str, shape: tuple[int, ...]) -> None:
+    """The 64 rows or places are nearly alike. By squares of elements the estimate would be 18 dB too high."""
+    weight = np.random.default_rng(0).standard_normal((32, 32, *shape)).astype(np.float32)
+    model = model_of(graph, w=weight, axis=np.array([1]))
+    encodings = encode(place(model, [rule("op:*", "int4/channel", None)]), {}, model)
+    size = (4, 1, 32, 8, 8) if shape else (4, 1, 64, 32)
+    data = [{"x": 3 + array / 10} for array in np.random.default_rng(5).standard_normal(size, np.float32)]
+    measured = measure_each_alone(model, encodings, find_layers(model, encodings), data)
+    assert estimate_sensitivity(model, encodings, data)["v"] == pytest.approx(measured["v"], abs=2)

@@ -124,23 +124,6 @@ def test_the_estimate_has_the_order_of_a_run_for_each_layer() -> None:
     assert max(abs(estimated[name] - measured[name]) for name in measured) < 3.5  # and the numbers, in dB
 
 
-@pytest.mark.parametrize(
-    ("graph", "shape"),
-    [
-        ("g (float[1, 64, 32] x) => (float[1, 32] y) { v = MatMul(x, w) y = ReduceMean <keepdims = 0> (v, axis) }", ()),
-        ("g (float[1, 32, 8, 8] x) => (float[1, 32, 1, 1] y) { v = Conv(x, w) y = GlobalAveragePool(v) }", (1, 1)),
-    ],
-)
-def test_errors_of_one_weight_do_not_get_smaller_in_a_mean(graph: str, shape: tuple[int, ...]) -> None:
-    """The 64 rows or places are nearly alike. By squares of elements the estimate would be 18 dB too high."""
-    weight = np.random.default_rng(0).standard_normal((32, 32, *shape)).astype(np.float32)
-    model = model_of(graph, w=weight, axis=np.array([1]))
-    encodings = encodings_of(model, ("op:*", "int4/channel", None))
-    data = [{"x": 3 + feeds["x"] / 10} for feeds in samples(model, 4)]
-    measured = measure_each_alone(model, encodings, find_layers(model, encodings), data)
-    assert estimate_sensitivity(model, encodings, data)["v"] == pytest.approx(measured["v"], abs=2)
-
-
 def test_a_layer_in_float_is_no_layer_of_the_estimate() -> None:
     model = mlp()
     placement = place(model, [rule("tensor:second", "int8/channel")])
