@@ -258,3 +258,26 @@ def cast_subtrahends(program: ExportedProgram) -> None:
                     )
                 cast.meta = {**node.meta, "val": source.to(made.dtype)}
                 node.replace_input_with(node.args[0], cast)  # type: ignore[arg-type]
+
+
+REDUCTIONS: Final = frozenset({"amax", "amin", "cumprod", "cumsum", "prod", "std", "sum", "var"})
+
+
+def copy_reduced_outputs(program: ExportedProgram) -> None:
+    """Copy, in place, outputs in half precision that a reduction makes.
+
+    torch.onnx 2.13 reduces these in float32 and casts the result back; the output is the value before the cast.
+    """
+    graph = program.graph_module.graph
+    (end,) = graph.find_nodes(op="output")
+    made = list(end.args[0])
+    for place, (node, spec) in enumerate(zip(made, program.graph_signature.output_specs, strict=True)):
+        target = node.target if isinstance(node, Node) else None
+        if not isinstance(target, torch._ops.OpOverload) or target.overloadpacket.__name__ not in REDUCTIONS:
+            continue
+        if node.meta["val"].dtype in (torch.float16, torch.bfloat16):
+            with graph.inserting_before(end):
+                made[place] = graph.call_function(torch.ops.aten.clone.default, (node,))
+            made[place].meta = dict(node.meta)
+            spec.arg.name = made[place].name
+    end.args = (tuple(made),)

@@ -23,6 +23,7 @@ from pipeline.export.custom_ops import custom_translations
 from pipeline.export.exported import ExportedModel, name_dims, name_inputs_and_outputs
 from pipeline.export.program_rewrites import (
     cast_subtrahends,
+    copy_reduced_outputs,
     decompose_complex,
     move_complex_as_real,
     unsqueeze_scalars,
@@ -75,6 +76,7 @@ def _translate(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
         move_complex_as_real(program)
         unsqueeze_scalars(program)
         cast_subtrahends(program)
+        copy_reduced_outputs(program)
         result = torch.onnx.export(
             program,
             dynamo=True,

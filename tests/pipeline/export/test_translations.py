@@ -21,6 +21,7 @@ from pipeline.export.program_rewrites import (
     BY_PARTS,
     MOVES,
     cast_subtrahends,
+    copy_reduced_outputs,
     decompose_complex,
     move_complex_as_real,
     unsqueeze_scalars,
@@ -45,6 +46,7 @@ def exported(function: Callable[..., Any], *args: Tensor) -> onnx.ModelProto:
     move_complex_as_real(program)
     unsqueeze_scalars(program)
     cast_subtrahends(program)
+    copy_reduced_outputs(program)
     try:
         made = torch.onnx.export(
             program, dynamo=True, optimize=False, verbose=False, custom_translation_table=translation_table()
@@ -281,6 +283,15 @@ def test_integers_from_a_float_number_as_a_mask_of_zeros_and_ones() -> None:
     program = torch.export.export(Calling(lambda given: 1.0 - given), (mask,))
     with pytest.raises(Exception, match="Cannot find a compatible OpOverload"):
         torch.onnx.export(program, dynamo=True, optimize=False, verbose=False)
+
+
+@pytest.mark.parametrize("reduce", [torch.sum, torch.amax, torch.cumsum, torch.prod])
+def test_a_reduction_in_half_precision_that_is_an_output_keeps_its_type(reduce: Callable[..., Tensor]) -> None:
+    """torch.onnx 2.13 makes the output float32."""
+    x = torch.tensor([[1.0, 2.0, 0.5]], dtype=torch.float16)
+    found = run(exported(lambda given: reduce(given, 1), x), x)
+    assert found.dtype == np.float16
+    np.testing.assert_array_equal(found, reduce(x, 1))
 
 
 def test_the_phase_of_a_negative_number_is_pi() -> None:
