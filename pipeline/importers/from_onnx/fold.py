@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 from onnx import helper
 
-from pipeline.importers.from_onnx.source import Attributes
+from pipeline.importers.from_onnx.source import Attributes, wider_type
 
 INTEGER_LIMIT = 4096
 """Elements of an integer or boolean tensor that may be folded: a mask of 64×64."""
@@ -29,6 +29,11 @@ Folder = Callable[[Inputs, Attributes], np.ndarray]
 def foldable(size: int, dtype: str) -> bool:
     """Whether a tensor of `size` elements is small enough to be folded, or to come out of a fold."""
     return size <= (FLOAT_LIMIT if "float" in dtype or "complex" in dtype else INTEGER_LIMIT)
+
+
+def wider_dtype(dtype: np.dtype) -> str:
+    """The IR's type that holds elements of `dtype`, if that is below a byte; empty for other types."""
+    return wider_type(helper.np_dtype_to_tensor_dtype(dtype))
 
 
 def fold(kind: str, inputs: Inputs, attributes: Attributes) -> np.ndarray | None:

@@ -17,7 +17,7 @@ import onnx
 from passes.rewrites.graph_edit import NotHandledError
 from passes.suggest import plural
 from pipeline.errors import SourceError, Unsupported, UsageError
-from pipeline.importers.from_onnx.fold import FOLDERS, fold, foldable
+from pipeline.importers.from_onnx.fold import FOLDERS, fold, foldable, wider_dtype
 from pipeline.importers.from_onnx.replacements import (
     PendingNode,
     attention_nodes,
@@ -250,9 +250,11 @@ class Resolver:
                 "pipeline/importers/from_onnx/fold.py"
             )
         name = proto.output[0]
+        if key == "Constant" and (wide := wider_dtype(array.dtype)):
+            found.narrow[name], array = array.dtype.name, array.astype(wide)
         if array.dtype.name not in DTYPE_BITS:
             raise Unsupported(
-                f"node {proto.name!r} ({key}) makes a constant of type {array.dtype}, "
+                f"node {proto.name or name!r} ({key}) makes a constant of type {array.dtype}, "
                 f"expected one of {', '.join(DTYPE_BITS)}"
             )
         found.constants[name] = array

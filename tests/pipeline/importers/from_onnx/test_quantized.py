@@ -100,6 +100,15 @@ def test_weights_of_four_bits(element: int) -> None:
     check_against_onnxruntime(blocks(element))
 
 
+@pytest.mark.parametrize("element", [TensorProto.INT4, TensorProto.UINT4], ids=["int4", "uint4"])
+def test_a_constant_of_four_bits_is_as_an_initializer(element: int) -> None:
+    model = blocks(element)
+    (weight,) = (tensor for tensor in model.graph.initializer if tensor.name == "w")
+    model.graph.node.insert(0, helper.make_node("Constant", [], ["w"], value=weight))
+    model.graph.initializer.remove(weight)
+    check_against_onnxruntime(model)
+
+
 FOUR_BITS = f"""{HEAD} g (float[3] x) => (float[3] y) <float s = {{0.5}}, int4 z = {{1}}>
     {{ q = QuantizeLinear (x, s, z) y = DequantizeLinear (q, s, z) }}"""
 
