@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -53,7 +53,6 @@ A larger value is given back to the system as soon as it is dropped, and a plan 
 
 GIVEN: Final = "given"
 """The file name in initializers whose values are passed to the session by name."""
-
 
 BEYOND_NUMPY: Final = frozenset({TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E5M2})
 """The dtypes of weights that numpy does not have, so onnxruntime gets them by name."""
@@ -249,7 +248,8 @@ def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
 
     An operator that reads a value of unknown type is left as it is: it costs memory, and no result depends on it.
     """
-    functions = {node.op_type for node in proto.graph.node if not node.domain} - (kernels := _list_kernels())
+    kernels = _operators_in(getattr(binding, "get_all_opkernel_def", list))  # not public: a build may leave it out
+    functions = {node.op_type for node in proto.graph.node if not node.domain} - kernels
     if not kernels or not functions:
         return proto
     typed, names = onnx.shape_inference.infer_shapes(proto), [("", name) for name in sorted(functions)]
@@ -265,10 +265,10 @@ def expand_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 @cache  # onnxruntime makes the list of 1,500 kernels anew for each call: 0.01 s
-def _list_kernels() -> frozenset[str]:
-    """The operators that onnxruntime computes itself, and Constant, which it stores; none where a build lists none."""
-    names = {kernel.op_name for kernel in getattr(binding, "get_all_opkernel_def", list)() if not kernel.domain}
-    return frozenset({"Constant", *names} if names else ())
+def _operators_in(list_kernels: Callable[[], Sequence[Any]]) -> frozenset[str]:
+    """The operators with a kernel, and Constant, which is stored; none where nothing is listed."""
+    names = {kernel.op_name for kernel in list_kernels() if not kernel.domain}
+    return frozenset(names | {"Constant"} if names else ())
 
 
 def _put_fixed_late(graph: onnx.GraphProto) -> None:
