@@ -133,14 +133,14 @@ class TextGenerator:
         tokenizer = load_tokenizer(self.models) if prompt is not None else None
         if tokenizer is not None:
             ids = [int(token) for token in tokenizer(prompt)["input_ids"]]
+        ids = [] if ids is None else [int(token) for token in ids]
         if not ids and not inputs:
             raise UsageError("generate: the prompt has no token; give --ids 1,2,3 or a --prompt")
-        ids = ids or ()
         if max_new_tokens < 1:
             raise UsageError(f"generate: found max_new_tokens {max_new_tokens}, expected 1 or more")
         known = read_settings(self.models)
         first = self._first_tokens(ids, start, known)
-        vocabulary = known.get("vocab_size") or max(*ids, *first, 0) + 1
+        vocabulary = known.get("vocab_size") or 2**63
         wrong = next((token for token in (*ids, *first) if not 0 <= token < vocabulary), None)
         if wrong is not None:
             raise UsageError(f"generate: found the token {wrong}, expected 0 to {vocabulary - 1}")

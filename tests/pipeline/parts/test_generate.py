@@ -63,6 +63,13 @@ def by_hand(prompt: list[int], count: int) -> tuple[int, ...]:
     return tuple(tokens[len(prompt) :])
 
 
+def test_ids_may_be_an_array_of_integers_of_64_bits(counter: Path) -> None:
+    generator = TextGenerator(counter, "onnxruntime")
+    assert generator.generate(np.array([1, 2, 3]), max_new_tokens=5).tokens == by_hand([1, 2, 3], 5)
+    with pytest.raises(UsageError, match=f"found the token {2**63}, expected 0 to {2**63 - 1}"):
+        generator.generate([1, 2**63])
+
+
 @pytest.mark.parametrize("backend", ["onnxruntime", "plan", "torch"])
 def test_states_are_carried_from_call_to_call(counter: Path, backend: str) -> None:
     found = TextGenerator(str(counter), backend).generate([1, 2, 3], max_new_tokens=5)
