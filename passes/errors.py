@@ -33,6 +33,7 @@ class OnnxlineError(Exception):
     """Root of the errors that onnxline raises on purpose."""
 
     exit_code: ClassVar[int] = 3
+    """The exit code of the command line after this error: 1 a failed check, 2 wrong usage, 3 a bug of ours."""
 
 
 class UsageError(OnnxlineError):

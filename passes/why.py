@@ -45,8 +45,11 @@ class Origin(TableResult):
     op: str
     """Op type, with its domain where that is not ONNX's own: `com.microsoft::Attention`."""
     name: str
+    """The node's name; empty where it has none."""
     inputs: tuple[str, ...]
+    """The names of the values that the node reads, in order; empty for an optional input that is left out."""
     outputs: tuple[str, ...]
+    """The names of the node's results, in order."""
     within: tuple[str, ...]
     """The nodes that contain it, outermost first: If, Loop and Scan; for a local function, its name."""
     module: str | None
@@ -60,6 +63,7 @@ class Origin(TableResult):
     replaced: tuple[str, ...]
     """The source's nodes that it replaces, at most 8 of them; empty too if the pass only inserted it."""
     replaced_count: int
+    """The number of all nodes of the source that it replaces."""
     changed_by: tuple[str, ...]
     """The passes that gave it other attributes or other constants since."""
 
@@ -83,12 +87,14 @@ class WeightOrigin(TableResult):
     """One initializer, and what is known of its origin."""
 
     name: str
+    """The initializer's name."""
     type: str
     """Such as `float32[768,768]`."""
     sources: tuple[str, ...]
     """The source's initializers that it was made of, at most 8: its own name where no pass has touched it, none of a
     constant that a pass made up. Torch's exporter names them after the parameters."""
     source_count: int
+    """The number of all initializers of the source that it was made of."""
     form: str
     """What was done to them: reshaped, transposed, cast, merged or folded; empty where nothing was."""
     made_by: str

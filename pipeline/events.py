@@ -92,8 +92,11 @@ class Phase:
     """
 
     name: str
+    """One of the names above."""
     seconds: float
+    """Wall time."""
     detail: str = ""
+    """What there is to say of the phase, in one line; empty for nothing."""
 
 
 @dataclass(frozen=True, slots=True)

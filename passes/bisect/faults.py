@@ -125,7 +125,7 @@ class Fault(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Loss(Fault):
-    """A structure of `kind` is gone."""
+    """A structure of `kind` is gone; `instances` are those of the source."""
 
     kind: str
     instances: tuple[Instance, ...]
@@ -216,6 +216,7 @@ class Breakdown(Fault):
     context: PassContext | None = None
     """Where models run; without it, none does."""
     feeds: Feeds = ()
+    """The inputs of each draw, by name; none where models do not run."""
     status: str = ""
     """The status of the failed step, once that is known."""
     known: dict[str, StepFailed | None] = field(default_factory=dict, compare=False)
@@ -310,7 +311,8 @@ class Distance:
 @dataclass(frozen=True, slots=True)
 class Deviation(Fault):
     """An output differs from the source's by more than `tolerance`, on seeded draws, in onnxruntime without graph
-    optimization. A model that no longer runs is infinitely far off."""
+    optimization. A model that no longer runs is infinitely far off. Models run in `context`; for each draw of
+    inputs in `feeds`, `expected` has the source's outputs by name."""
 
     tolerance: float
     context: PassContext

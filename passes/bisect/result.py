@@ -26,6 +26,7 @@ class Culprit:
     """
 
     step: str
+    """The step's name, as the recipe names it."""
     source: str
     inner: str
     others: tuple[str, ...]
@@ -49,8 +50,10 @@ class Smallest:
     `removed` are all nodes of the model. `seconds` and `runs` are the cost of the search for it."""
 
     model: DetachedModel
+    """The model, on which the step still shows the fault."""
     removed: tuple[NodeLabel, ...] = ()
     added: tuple[NodeLabel, ...] = ()
+    """The nodes that the step adds."""
     changed: tuple[str, ...] = ()
     """Differences of the nodes that stay: attributes, inputs, stored tensors."""
     elsewhere: int = 0
@@ -72,12 +75,17 @@ class Bisection(TableResult):
     """
 
     fault: str
+    """The fault in words."""
     steps: int
+    """The number of steps in the recipe."""
     culprit: Culprit | None
+    """The pass at fault; None if no step shows the fault."""
     smallest: Smallest | None
+    """The smallest model that shows the fault; None if none was looked for or found."""
     nothing: str
     runs: int
     seconds: float
+    """Wall time until the culprit was named, without the search for the smallest model."""
     failed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -145,7 +145,7 @@ def find_smallest(
     Nodes have their names from `source`. The search ends after `budget_s`. Of a composite step only the pass at fault
     runs at first, which is much quicker; the final model has to show the fault with all passes.
     """
-    whole = _as_named(source, guilty.before)
+    whole = _with_names_of(source, guilty.before)
     alone = fault.of_one_step(guilty.before, guilty.outcome)
     deadline = time.monotonic() + budget_s
     at_fault = alone.locate(whole, guilty.outcome)
@@ -217,12 +217,12 @@ def _focus(step: Step, inner: InnerCulprit, runs: Runs) -> Step | None:
     return step.without([name for name in step.inner(runs.context) if name not in (inner.primary, *step.suspects)])
 
 
-def _as_named(source: DetachedModel, model: DetachedModel) -> DetachedModel:
-    """A copy of `model` whose nodes have the names and metadata that they have in `source`."""
-    if model is source:
-        return model
-    copy = copy_of(model.proto)
-    return carry(source, model.with_proto(copy), "earlier passes")
+def _with_names_of(before: DetachedModel, after: DetachedModel) -> DetachedModel:
+    """A copy of `after` whose nodes have the names and metadata that they have in `before`."""
+    if after is before:
+        return after
+    copy = copy_of(after.proto)
+    return carry(before, after.with_proto(copy), "earlier passes")
 
 
 HOPS: Final = range(2, 13)

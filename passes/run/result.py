@@ -62,14 +62,17 @@ class PassRow:
     source: str
     """The library that the step comes from, such as `onnxsim`."""
     status: Status
+    """What became of the step."""
     reason: str
     """Why the step has this status, or what it left; empty for nothing to say."""
     nodes_before: int
-    """Nodes of the model, without the nodes of bodies, before the step and after it."""
+    """Nodes of the model before the step, without the nodes of bodies."""
     nodes_after: int
+    """The nodes after the step, counted in the same way."""
     seconds: float
     """Wall time of the step with its proof; of an inner pass 0."""
     changed: bool
+    """Whether the step changed the model; names and the order of nodes do not count."""
     errors: Mapping[str, Errors]
     diff: Mapping[str, int] = field(default_factory=dict)
     """Op type → how many nodes more, or fewer, the step left; empty when it changed nothing."""
@@ -113,6 +116,7 @@ class OptimizeResult(ABC):
     __slots__ = ()
 
     structures: tuple[StructureVerdict, ...]
+    """The verdict on each structure that the run kept or watched."""
 
     @property
     @abstractmethod
@@ -163,9 +167,11 @@ class PassRun(OptimizeResult):
     """The result of a pass run on an ONNX model."""
 
     model: DetachedModel
+    """The final model."""
     rows: tuple[PassRow, ...]
     """One for each step of the recipe, and for each inner pass that was taken out of a step."""
     structures: tuple[StructureVerdict, ...]
+    """The verdict on each structure that the run kept or watched."""
     power: Sensitivity
     """Whether the draws would detect a fault in the kept weights."""
     versions: Mapping[str, str]

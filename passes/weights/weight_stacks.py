@@ -81,11 +81,11 @@ def _stand_in(model: DetachedModel, node: NodeProto, pieces: Sequence[TensorProt
     return Weight(tuple(dims), pieces[0].data_type, data, digest, unread=True)
 
 
-def expand(model: DetachedModel, stacks: Stacks, source: DetachedModel) -> DetachedModel:
-    """`model` with every stack as it was in `source`: pieces and a Concat; `model` itself if it has no stacks."""
+def expand(after: DetachedModel, stacks: Stacks, before: DetachedModel) -> DetachedModel:
+    """`after` with every stack as it was in `before`: pieces and a Concat; `after` itself if it has no stacks."""
     if not stacks:
-        return model
-    model = DetachedModel(model.proto, {**model.weights, **source.weights})
+        return after
+    model = DetachedModel(after.proto, {**after.weights, **before.weights})
     proto = model.copy_proto()
     nodes: list[NodeProto] = []
     held: list[TensorProto] = []

@@ -53,7 +53,9 @@ class TrainingHistory(TableResult):
     """The steps of a training, also those before it was stopped and taken up again, and the phases of its program."""
 
     records: tuple[StepRecord, ...] = ()
+    """The loss and the time of each step, in order."""
     phases: tuple[Phase, ...] = ()
+    """The phases of the program, in order, with their seconds."""
 
     def __repr__(self) -> str:
         losses = f", loss {self.losses[0]:.4g} → {self.last_loss:.4g}" if self.records else ""
@@ -88,7 +90,9 @@ class FitLimits:
     """When a training ends: after epochs, after steps, or when the mean loss of the last 50 steps is below `until`."""
 
     epochs: int = 1
+    """How often the training goes through the batches, 1 or more."""
     steps: int | None = None
+    """The most steps; None for no such limit."""
     until: float | None = None
 
     def __post_init__(self) -> None:

@@ -36,7 +36,7 @@ Metric: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | float]
 
 @dataclass(frozen=True, slots=True)
 class Evaluation(TableResult):
-    """The mean loss and the means of the metrics over all samples."""
+    """The mean `loss` and the means of the `metrics`, by name, over all `samples`."""
 
     loss: float
     samples: int

@@ -42,10 +42,16 @@ class OptimizerSpec:
 @typed
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGD(OptimizerSpec):
+    """Stochastic gradient descent, as in torch."""
+
     lr: float = 1e-3
+    """The learning rate."""
     momentum: float = 0.0
+    """The share of the last update that the next one keeps; 0 for none."""
     weight_decay: float = 0.0
+    """The factor of the weight that is added to its gradient."""
     nesterov: bool = False
+    """Whether the momentum is Nesterov's."""
 
     def _make(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
         return optim.SGD(
@@ -56,11 +62,18 @@ class SGD(OptimizerSpec):
 @typed
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adam(OptimizerSpec):
+    """Adam, as in torch: the weight decay is part of the gradient."""
+
     lr: float = 1e-3
+    """The learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """The decay of the mean gradient and of the mean squared gradient, each from 0 to below 1."""
     eps: float = 1e-8
+    """What is added to the root of the mean squared gradient before the division."""
     weight_decay: float = 0.0
+    """The factor of the weight that is added to its gradient."""
     amsgrad: bool = False
+    """Whether the divisor uses the largest mean squared gradient so far."""
 
     def _make(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
         return optim.Adam(parameters, self.lr, self.betas, self.eps, self.weight_decay, self.amsgrad)
@@ -72,10 +85,15 @@ class AdamW(OptimizerSpec):
     """Adam with a weight decay that is separate from the gradient."""
 
     lr: float = 1e-3
+    """The learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """As for `Adam`."""
     eps: float = 1e-8
+    """As for `Adam`."""
     weight_decay: float = 1e-2
+    """The share of the weight, times the learning rate, that each step takes away."""
     amsgrad: bool = False
+    """As for `Adam`."""
 
     def _make(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
         return optim.AdamW(parameters, self.lr, self.betas, self.eps, self.weight_decay, self.amsgrad)

@@ -66,16 +66,27 @@ class RunConfig(Section):
     """One run, as resolved: bases merged, overrides applied, relative paths made absolute."""
 
     name: Annotated[StrictStr, Field(pattern=NAME)] = "run"
+    """The name of the run, and of the run's folder."""
     model: ModelConfig
+    """Where the model comes from: a torch module or an ONNX file."""
     export: ExportConfig = Field(default_factory=ExportConfig)
+    """How the torch module is exported."""
     passes: PassesConfig = Field(default_factory=PassesConfig)
+    """The recipe, and what the passes keep and skip."""
     verify: VerifyConfig = Field(default_factory=VerifyConfig)
+    """How the results are compared with the source's: draws, tolerances, proof."""
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
+    """The backends that run the final model, and the settings of the plan."""
     quantsim: QuantSimConfig | None = None
+    """What `onnxline quantsim` does with the final model; None where it is not simulated."""
     train: TrainConfig | None = None
+    """What `onnxline train` does with the module; None where it is not trained."""
     parts: dict[str, PartConfig] = Field(default_factory=dict)
+    """The parts of a model that is exported in parts, by name: each has settings of its own."""
     custom_ops: Files = ()
-    report: Section = Field(default_factory=Section)  # reserved: no keys yet
+    """Files that declare operators of the user's own."""
+    report: Section = Field(default_factory=Section)
+    """Reserved: the section has no keys yet."""
     _origin: _ConfigOrigin = PrivateAttr(default_factory=lambda: _ConfigOrigin(Document({})))
 
     @model_validator(mode="before")

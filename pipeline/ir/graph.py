@@ -64,6 +64,7 @@ class TensorSpec:
     shape: tuple[Dim, ...]
     dtype: str
     device: str = "cpu"
+    """Where the value is, as torch writes it: `cpu` or `cuda:0`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.dtype, str) or self.dtype not in DTYPE_BITS:
@@ -141,7 +142,9 @@ class TorchConst:
     """
 
     kind: str
+    """Which kind of constant it is."""
     name: str
+    """The name of the constant, as in torch: `bfloat16`, `cpu`, `channels_last`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +152,7 @@ class SymExpr:
     """A number that is computed from named dims, as an expression: `SymExpr("2*batch + 1")`."""
 
     expression: str
+    """The text of the expression, in the names of the graph's dims."""
 
 
 Scalar: TypeAlias = bool | int | float | complex | str | InputRef | BodyRef | TorchConst | SymExpr | None
@@ -200,8 +204,11 @@ class Value:
 
     vid: int
     name: str
+    """Unique in the graph. A caller gives inputs and weights, and takes outputs, by their names."""
     spec: TensorSpec
+    """Shape, dtype and device."""
     role: Role
+    """Where the value comes from: the caller, the model or an op."""
     producer: int | None = None
     """Index in `Graph.ops` of the op that makes it; None for input, param, state and const."""
     users: tuple[int, ...] = ()
@@ -228,9 +235,13 @@ class Op:
     """One operation. `attrs` is for people and passes; a kernel reads `kernel.attr_blob`."""
 
     oid: int
+    """The op's index in `Graph.ops`."""
     kind: str
+    """The operator with its overload, such as `aten.add.Tensor`."""
     inputs: tuple[int, ...]
+    """The vids of the tensors that the op reads, in the order of the call."""
     outputs: tuple[int, ...]
+    """The vids of the op's results, in order."""
     attrs: Mapping[str, Attr] = field(default_factory=dict)
     kernel: KernelSpec | None = None
     """None in a graph of an importer until it is compiled, since a named dim or an order in memory may still be chosen;
@@ -274,6 +285,7 @@ class DimRange:
     """The sizes that a named dim may have, both ends included; `most` is None where nothing bounds it."""
 
     least: int = 0
+    """The smallest size."""
     most: int | None = None
 
 
@@ -290,8 +302,11 @@ class Graph:
     """
 
     name: str
+    """The name of the model or of the entry point, for messages and files."""
     values: tuple[Value, ...]
+    """The table of values: a value's index is its vid."""
     ops: tuple[Op, ...]
+    """The ops in the order in which they run: an op's index is its oid."""
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     payloads: Mapping[int, Payload] = field(default_factory=dict)

@@ -41,7 +41,9 @@ class Job:
 
     key: str
     function: Callable[..., Any]
+    """The function that is called with `arguments`; the other process finds it by its module and name."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    """The keyword arguments, by name."""
     after: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -86,7 +88,9 @@ class Outcome:
     """
 
     key: str
+    """The key of the job."""
     status: JobStatus
+    """How the job ended."""
     value: Any = None
     why: str = ""
     trace: str = ""

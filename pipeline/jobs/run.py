@@ -26,6 +26,7 @@ class JobProgress:
     """A job that has ended, as number `done` of `total`; `known` if an earlier run did it."""
 
     outcome: Outcome
+    """The outcome of the job."""
     done: int
     total: int
     known: bool

@@ -154,7 +154,9 @@ class PlanFile:
     """The content of a plan.bin: entry points by name, and where the weights are, by name of the value."""
 
     entries: Mapping[str, ExecutionPlan]
+    """{entry point: its plan}."""
     weights: Mapping[str, StoredBytes] = field(default_factory=dict)
+    """{value: where the bytes of its weight are}; none where the plan has no stored weights."""
 
     def __repr__(self) -> str:
         entries = (f"{name}: {plan!r}" for name, plan in self.entries.items())

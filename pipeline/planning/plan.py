@@ -37,6 +37,7 @@ class MemoryRegion:
     """A memory of a machine; `nbytes` is None where it is as large as it has to be."""
 
     name: str
+    """The name of the memory, such as `sram`."""
     nbytes: int | None = None
 
 
@@ -45,7 +46,9 @@ class Residence:
     """From call `first` to call `last` a storage class is in a region, beginning at byte `offset`."""
 
     root: int
+    """The vid that names the storage class."""
     region: int
+    """The index of the region in the map."""
     offset: int
     first: int
     last: int
@@ -57,8 +60,11 @@ class Move:
 
     before: int
     root: int
+    """The vid of the storage class that is copied."""
     source: Residence
+    """Where the storage class was until the copy."""
     target: Residence
+    """Where the storage class is after the copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,7 @@ class MemoryMap:
     """Which region holds what, and when; regions are in order, the fastest first."""
 
     regions: tuple[MemoryRegion, ...]
+    """The regions; residences and pins give a region by its index."""
     residences: tuple[Residence, ...]
     """By root and time. The residences of a root follow one another without a gap."""
     pins: Mapping[int, int] = field(default_factory=dict)
@@ -138,8 +145,11 @@ class Slot:
 
     vid: int
     name: str
+    """The name of the value in the graph."""
     spec: TensorSpec
+    """Shape, dtype and device of the bound tensor."""
     role: Role
+    """Where the value comes from, which says who owns its storage."""
     strides: tuple[int, ...] | None = None
     """Traced strides of an input or stored value, in elements; None if the value was contiguous."""
 
@@ -149,7 +159,9 @@ class FeedEntry:
     """One tensor that the caller gives."""
 
     name: str
+    """The name by which the caller gives the tensor."""
     spec: TensorSpec
+    """The shape, dtype and device that the tensor has to have."""
     strides: tuple[int, ...] | None = None
     """Strides while the plan runs, None for row-major; a tensor with other strides is copied."""
 
@@ -167,12 +179,16 @@ class ExecutionPlan:
     """
 
     graph_name: str
+    """The name of the graph that was planned."""
     slots: tuple[Slot, ...]
     calls: tuple[KernelCall, ...]
+    """The kernel calls in the order in which they run."""
     order: tuple[int, ...]
     """The id of the graph's op that each call came from."""
     inputs: tuple[int, ...]
+    """The vids of the graph's inputs, in the caller's order."""
     outputs: tuple[int, ...]
+    """The vids of the graph's outputs, in the caller's order."""
     alias: Mapping[int, int]
     """{out_vid: in_vid}: shares storage with a value bound earlier."""
     layouts: Mapping[int, Layout]
@@ -181,6 +197,7 @@ class ExecutionPlan:
     offsets: Mapping[int, int]
     """{vid: byte offset in the arena}, for the values that own their storage there."""
     arena_bytes: int
+    """The size of the arena that the plan needs, in bytes, with the alignment."""
     live_bytes: int
     """The most bytes alive in one call: the lower bound for `arena_bytes`, before alignment."""
     feed_signature: FeedSignature

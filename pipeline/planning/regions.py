@@ -29,9 +29,13 @@ class Occupant:
     """A storage class in the arena, named by its root."""
 
     root: int
+    """The vid that names the storage class."""
     name: str
+    """The name of that value, for messages."""
     offset: int
+    """Where the storage class begins in the arena, in bytes."""
     nbytes: int
+    """The size of the storage class, in bytes."""
     life: Lifetime
     """The life of a graph output, and of the new value of a state, ends at the number of calls."""
     calls: tuple[int, ...]

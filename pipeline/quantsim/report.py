@@ -77,8 +77,11 @@ class QuantSimResult(TableResult):
 
     folder: Path
     report: QuantSimReport
+    """What was measured."""
     files: tuple[str, ...]
+    """The names of the files in `folder`."""
     run: Report | None = field(default=None, kw_only=True)
+    """The report of the run that made the model; None for a model of several parts, and for a part of a chain."""
 
     def __repr__(self) -> str:
         report = self.report

@@ -32,7 +32,9 @@ class StepRecord:
 
     step: int
     loss: float
+    """The loss before the update."""
     seconds: float
+    """Seconds of training until the end of the step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ class IR:
     nodes, graph_inputs, graph_outputs, weights: the graph's operations and tensors; the weights by their names in a
         checkpoint.
     weight_name_mapping: {name in the graph: name in a checkpoint}; a tied weight has a name in the graph for each.
+    model_name: by default that of the model's class.
+    pytorch_version: the release of torch that captured the model; empty where it is not known.
     constants: the values of lifted constants and of non-persistent buffers by their names in the model, where they are
         known.
     signature: how arguments and results nest.

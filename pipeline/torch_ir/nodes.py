@@ -92,7 +92,7 @@ class _DocumentPart:
 
 @dataclass(frozen=True)
 class TensorMeta(_DocumentPart):
-    """One tensor: its name, shape (sizes, or expressions of named dims) and dtype (`float32`).
+    """One tensor: its `name`, `shape` (sizes, or expressions of named dims) and `dtype` (`float32`).
 
     producer_node: the node that makes the tensor (an input is its own producer, a weight has none).
     producer_output_idx: which of that node's results the tensor is.
@@ -132,14 +132,18 @@ class OpNode(_DocumentPart):
     """
 
     name: StrictStr
+    """The name, unique in the IR; the node's results have it as `producer_node`."""
     op_type: StrictStr
+    """The operator with its overload, such as `aten.add.Tensor`."""
     inputs: list[TensorMeta] = field(default_factory=list)
     outputs: list[TensorMeta] = field(default_factory=list)
+    """The results of the call, in order."""
     attrs: Annotated[Mapping[str, Any], OR_NULL] = field(default_factory=dict)
     module_path: StrictStr = field(default="", compare=False)
     line: StrictStr = field(default="", compare=False)
     call: Mapping[str, Any] | None = field(default=None, compare=False)
     bodies: tuple[NodeBody, ...] = ()
+    """The branches or the loop's parts of a higher-order operator; none for the others."""
 
     def __post_init__(self) -> None:
         for name, kind in VIEWS.items():

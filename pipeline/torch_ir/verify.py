@@ -69,11 +69,14 @@ class VerificationReport(TableResult):
     """
 
     is_valid: bool
+    """Whether all outputs and written buffers are close."""
     max_diff: float = 0.0
     mean_diff: float = 0.0
     num_outputs: int = 0
+    """The number of compared tensors; 0 where nothing could be compared."""
     output_details: list[dict[str, Any]] = field(default_factory=list)
     error_message: str | None = None
+    """What is wrong, one line for each output that is not close; None if nothing is."""
     first_divergence: str | None = None
 
     def __str__(self) -> str:
@@ -200,8 +203,11 @@ class IRVerifier:
     """Verifies IRs with these settings. `executor` makes the executor from (ir, weights, constants)."""
 
     rtol: float | None = None
+    """Relative tolerance, 0 or more; None for that of each tensor's dtype."""
     atol: float | None = None
+    """Absolute tolerance, 0 or more; None for that of each tensor's dtype."""
     localize: bool = False
+    """Whether the first intermediate tensor that differs is looked for, if the outputs differ."""
     executor: Callable[[IR, Tensors, Tensors | None], IRExecutor] = IRExecutor
     device: Device | torch.device | str | None = None
     """Where the IR runs by a plan, as in `execute_ir`; the model runs where it is."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import inspect
+import itertools
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -79,11 +82,15 @@ def test_the_example_runs_as_it_is_shown(name: str, tmp_path: Path, monkeypatch:
     assert not report, "".join(report)
 
 
+def shown_things() -> dict[str, Any]:
+    """Path → what `onnxline` and its rooms show."""
+    rooms = [onnxline, *(import_module(f"onnxline.{room}") for room in onnxline.ROOMS)]
+    return {f"{room.__name__}.{name}": getattr(room, name) for room in rooms for name in room.__all__}
+
+
 def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
     """What the rooms of `onnxline` show: functions, and the methods that a class of theirs documents."""
-    rooms = [onnxline, *(import_module(f"onnxline.{room}") for room in onnxline.ROOMS)]
-    shown = {f"{room.__name__}.{name}": getattr(room, name) for room in rooms for name in room.__all__}
-    for name, thing in shown.items():
+    for name, thing in shown_things().items():
         if inspect.isfunction(thing):
             yield name, thing
         for method, stored in vars(thing).items() if inspect.isclass(thing) else ():
@@ -103,6 +110,30 @@ def test_each_public_function_names_its_parameters() -> None:
         missing = {*wanted} - {"self", "cls", "_"} - {*re.findall(r"\w+", said)}
         if missing:
             unnamed[name] = missing
+    assert unnamed == {}
+
+
+def fields_of(cls: type) -> tuple[set[str], set[str]]:
+    """The public fields that a class declares, and the names that it says: in backticks, as `name: …`, or of a field
+    with a docstring after it."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(tree, ast.ClassDef)
+    said = " ".join(re.findall(r"^(?: {4})?[\w, ]+: |`[^`]+`", ast.get_docstring(tree) or "", re.MULTILINE))
+    declared, named = set[str](), {*re.findall(r"\w+", said)}
+    for statement, following in itertools.pairwise([*tree.body, ast.Pass()]):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            declared.add(statement.target.id)
+            match following:
+                case ast.Expr(value=ast.Constant(value=str())):
+                    named.add(statement.target.id)
+    return {name for name in declared if not name.startswith("_")}, named
+
+
+def test_each_public_class_names_its_fields() -> None:
+    """In its docstring, or in one after the field; a base that is not shown may declare further ones."""
+    fields = {name: fields_of(cls) for name, cls in shown_things().items() if inspect.isclass(cls)}
+    assert sum(bool(declared) for declared, _ in fields.values()) > 50
+    unnamed = {name: sorted(declared - named) for name, (declared, named) in fields.items() if declared - named}
     assert unnamed == {}
 
 

@@ -59,7 +59,9 @@ class CaptureReport:
     """What was captured, and what was not and why."""
 
     key: CaptureKey
+    """The key that finds the capture again: the mode, the graph, and names, shapes and dtypes of the feed."""
     segments: tuple[CaptureSegment, ...]
+    """The parts of the plan in order: each is captured, or is a call that runs eagerly."""
     static: tuple[str, ...]
     """Names of the values that stay as they were when they were bound."""
     copied: tuple[str, ...]

@@ -95,7 +95,9 @@ class Snapshot:
     """Copies of everything that a replay changes and a later one reads."""
 
     states: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """The states by name, each a tensor with the state's dtype and shape."""
     random: RandomState = field(default_factory=RandomState)
+    """The states of the generators that the program draws from."""
 
     def __repr__(self) -> str:
         nbytes = sum(state.nbytes for state in self.states.values())

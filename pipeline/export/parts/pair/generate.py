@@ -33,7 +33,9 @@ class CacheSizes:
     """
 
     prefill_len: int = 128
+    """The number of tokens that prefill takes at once; shorter prompts are padded."""
     max_cache_len: int = 2048
+    """The number of tokens that each cache holds, the prompt and the new ones together."""
 
     def __post_init__(self) -> None:
         if not 0 < self.prefill_len < self.max_cache_len:
@@ -48,8 +50,11 @@ class CacheSpec:
     """One cache tensor without its length: (1, heads, length, width). K and V may differ, and so may layers."""
 
     heads: int
+    """The number of heads of K or of V."""
     width: int
+    """The size of the last axis: elements per head."""
     dtype: torch.dtype
+    """The dtype of the cache."""
 
     @staticmethod
     def of(shape: Sequence[int], dtype: torch.dtype) -> CacheSpec:
@@ -143,7 +148,9 @@ class KVMapping(TypedDict):
     """One row a layer, in order; `states` has those of other kinds than keys and values, where there are any."""
 
     num_layers: int
+    """The number of `layers`."""
     layers: list[LayerMapping]
+    """The names of each layer's K and V, in the order of the layers."""
     states: NotRequired[list[dict[str, Any]]]
 
 
@@ -253,7 +260,11 @@ class Program:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generated(TableResult):
-    """tokens: int64 (steps + 1,), greedy. logits: (steps + 1, vocabulary), from which each token was chosen."""
+    """The tokens that were generated, and what they were chosen from.
+
+    tokens: int64 (steps + 1,), greedy.
+    logits: (steps + 1, vocabulary), from which each token was chosen.
+    """
 
     tokens: Tensor
     logits: Tensor
