@@ -49,8 +49,8 @@ def view_data(
     titles: tuple[str, str] = ("", ""),
     matched: ModelMatching | None = None,
 ) -> dict[str, Any]:
-    """What the page of one or two models draws, as plain data; the arguments are those of `view_models`, and `matched`
-    is a matching that may be the one of these two."""
+    """What the page of one or two models draws, as plain data; the arguments are those of `view_models`. `matched`
+    is used if it is the matching of `first` and `second`."""
     first = first.without_functions()
     scenes, summary = [scene_of(first, titles[0], errors=errors)], ""
     if second is not None:
