@@ -22,6 +22,10 @@ CASES = {
         "(float[a, b, 1] x) => (float[] y) { q = Squeeze(x) y = Identity(q) }",
         "(float[a, b, 1] x) => (float[] y) { y = Squeeze(x) }",
     ),
+    "its name is the output's, for another reader, too": (
+        "(float[a, b, 1] x) => (float[] y, float[] z) { q = Squeeze(x) y = Identity(q) z = Neg(q) }",
+        "(float[a, b, 1] x) => (float[] y, float[] z) { y = Squeeze(x) z = Neg(y) }",
+    ),
     "one value for two outputs": (
         "(float[a, b, 1] x) => (float[] y, float[a, b, 1] r, float[] z) "
         "{ y = Squeeze(x) p = Identity(x) z = Squeeze(p) r = Relu(x) }",

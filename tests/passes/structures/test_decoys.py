@@ -100,6 +100,9 @@ BESIDE = {
 }
 """How the old product loses its effect on its way to attention."""
 
+CUT_OFF = f"{OLD} {each(BESIDE['cut off'])}"
+"""The old products, which are joined to what attention reads and sliced away again."""
+
 SCORES_OF_OLD = """qx = Reshape (qd, shape) kx = Reshape (kd, shape) vx = Reshape (vd, shape)
     qy = Transpose <perm = [0, 2, 1, 3]> (qx) ky = Transpose <perm = [0, 2, 3, 1]> (kx)
     vy = Transpose <perm = [0, 2, 1, 3]> (vx) sy = MatMul (qy, ky) py = Softmax <axis = -1> (sy) cy = MatMul (py, vy)
@@ -129,69 +132,69 @@ ELSEWHERE = {
         SPELLED,
     ),
     "after an Einsum": (
-        f'qkv = Einsum <equation = "bsi,io->bso"> (h, wqkv) {SPLIT} {OLD} ' + each(BESIDE["cut off"]),
+        f'qkv = Einsum <equation = "bsi,io->bso"> (h, wqkv) {SPLIT} {CUT_OFF}',
         "",
     ),
     "after a Conv": (
         "t = Transpose <perm = [0, 2, 1]> (h) wt = Transpose <perm = [1, 0]> (wqkv) wc = Unsqueeze (wt, last) "
         "c = Conv (t, wc) qkv = Transpose <perm = [0, 2, 1]> (c) "
-        f"{SPLIT} {OLD} " + each(BESIDE["cut off"]),
+        f"{SPLIT} {CUT_OFF}",
         "",
     ),
     "after a Conv whose filters are stored in a row": (
         "sizes = Constant <value_ints = [32, 96]> () w = Reshape (in_a_row, sizes) "
         "t = Transpose <perm = [0, 2, 1]> (h) wt = Transpose <perm = [1, 0]> (w) wc = Unsqueeze (wt, last) "
-        f"c = Conv (t, wc) qkv = Transpose <perm = [0, 2, 1]> (c) {SPLIT} {OLD} " + each(BESIDE["cut off"]),
+        f"c = Conv (t, wc) qkv = Transpose <perm = [0, 2, 1]> (c) {SPLIT} {CUT_OFF}",
         "",
     ),
     "merged when it runs": (
-        f"all = Concat <axis = 1> (wq, wk, wv) {MERGED.replace('wqkv', 'all')} {OLD} " + each(BESIDE["cut off"]),
+        f"all = Concat <axis = 1> (wq, wk, wv) {MERGED.replace('wqkv', 'all')} {CUT_OFF}",
         "",
     ),
     "a product spelled as a sum": (
         f"u = Unsqueeze (h, last) p = Mul (u, wqkv) two_last = Constant <value_ints = [-2]> () "
         "qkv = ReduceSum <keepdims = 0> (p, two_last) "
-        f"{SPLIT} {OLD} " + each(BESIDE["cut off"]),
+        f"{SPLIT} {CUT_OFF}",
         "",
     ),
     "after a DeformConv": (
         "t = Transpose <perm = [0, 2, 1]> (h) wide_t = Unsqueeze (t, last) wt = Transpose <perm = [1, 0]> (wqkv) "
         "w3 = Unsqueeze (wt, last) w4 = Unsqueeze (w3, last) c = DeformConv (wide_t, w4, still) c3 = Squeeze (c, last) "
-        f"qkv = Transpose <perm = [0, 2, 1]> (c3) {SPLIT} {OLD} " + each(BESIDE["cut off"]),
+        f"qkv = Transpose <perm = [0, 2, 1]> (c3) {SPLIT} {CUT_OFF}",
         "",
     ),
     "a product spelled as the end of running sums": (
         "u = Unsqueeze (h, last) p = Mul (u, wqkv) axis = Constant <value_int = 2> () s = CumSum (p, axis) "
         "end = Constant <value_int = 31> () qkv = Gather <axis = 2> (s, end) "
-        f"{SPLIT} {OLD} " + each(BESIDE["cut off"]),
+        f"{SPLIT} {CUT_OFF}",
         "",
     ),
     "a product spelled as a mean": (
         "u = Unsqueeze (h, last) p = Mul (u, wqkv) t = Transpose <perm = [0, 1, 3, 2]> (p) "
         "a = AveragePool <kernel_shape = [1, 32]> (t) s = Squeeze (a, last) many = Constant <value_float = 32.0> () "
-        f"qkv = Mul (s, many) {SPLIT} {OLD} " + each(BESIDE["cut off"]),
+        f"qkv = Mul (s, many) {SPLIT} {CUT_OFF}",
         "",
     ),
     "merged in the branches of an If": (
         "c = Cast <to = 9> (one) qkv = If (c) <then_branch = t () => (float[2, 8, 96] a) { a = MatMul (h, wqkv) }, "
         "else_branch = e () => (float[2, 8, 96] b) { b = MatMul (h, wqkv) }> "
-        f"{SPLIT} {OLD} " + each(BESIDE["cut off"]),
+        f"{SPLIT} {CUT_OFF}",
         "",
     ),
     "a matrix that is stored in a row": (
         "sizes = Constant <value_ints = [32, 96]> () w = Reshape (in_a_row, sizes) "
-        f"{MERGED.replace('wqkv', 'w')} {OLD} " + each(BESIDE["cut off"]),
+        f"{MERGED.replace('wqkv', 'w')} {CUT_OFF}",
         "",
     ),
     "a matrix that is stored with ones": (
-        f"w = Squeeze (with_ones) {MERGED.replace('wqkv', 'w')} {OLD} " + each(BESIDE["cut off"]),
+        f"w = Squeeze (with_ones) {MERGED.replace('wqkv', 'w')} {CUT_OFF}",
         "",
     ),
     "an Einsum with a matrix that is stored with ones": (
-        f'qkv = Einsum <equation = "bsi,iox->bso"> (h, with_ones) {SPLIT} {OLD} ' + each(BESIDE["cut off"]),
+        f'qkv = Einsum <equation = "bsi,iox->bso"> (h, with_ones) {SPLIT} {CUT_OFF}',
         "",
     ),
-    "a stack of one matrix": (f"{MERGED.replace('wqkv', 'in_a_stack')} {OLD} {each(BESIDE['cut off'])}", ""),
+    "a stack of one matrix": (f"{MERGED.replace('wqkv', 'in_a_stack')} {CUT_OFF}", ""),
     "Q and K alone": (
         f"{MERGED} {OLD} {each(BESIDE['cut off']).partition('v_b')[0]} v = Identity (vd)",
         "",
