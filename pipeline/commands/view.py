@@ -86,7 +86,7 @@ def open_explorer(files: Sequence[Path], data: Mapping[str, Any]) -> None:
 
     config = model_explorer.config()
     for file, scene in zip(files, data["scenes"], strict=True):
-        config.add_model_from_path(str(file), adapterId=explorer.ADAPTER)
-        for title, table in explorer.node_data(scene).items():
+        config.add_model_from_path(explorer.graph_id(file), adapterId=explorer.ADAPTER)
+        for title, table in explorer.node_data(scene, file).items():
             config.add_node_data(title, table, model_name=file.name)
     model_explorer.visualize_from_config(config, extensions=[explorer.__name__])

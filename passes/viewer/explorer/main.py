@@ -8,7 +8,7 @@ from typing import Any
 from model_explorer import Adapter, AdapterMetadata
 from model_explorer import graph_builder as forms
 
-from passes.viewer.explorer import ADAPTER, GRAPH, graph_nodes
+from passes.viewer.explorer import ADAPTER, graph_id, graph_nodes
 from passes.viewer.page import view_data
 from passes.weights.detached import open_model
 
@@ -31,7 +31,7 @@ class OnnxlineAdapter(Adapter):
         """
         del settings
         (scene,) = view_data(open_model(model_path))["scenes"]
-        return {"graphs": [forms.Graph(id=GRAPH, nodes=[_node(node) for node in graph_nodes(scene)])]}
+        return {"graphs": [forms.Graph(id=graph_id(model_path), nodes=[_node(node) for node in graph_nodes(scene)])]}
 
 
 def _node(node: dict[str, Any]) -> Any:
