@@ -33,7 +33,7 @@ from passes.rewrites.merge import join_models
 from passes.suggest import nearest, plural
 from passes.visible import Table, TableResult
 from passes.weights.detached import DetachedModel, open_model
-from passes.weights.files import write_model
+from passes.weights.files import write_file, write_model
 from passes.weights.sharing import MappedModel, portable
 from passes.worker.messages import REFUSED
 
@@ -110,7 +110,7 @@ class PartedModel(TableResult):
         folder.mkdir(parents=True, exist_ok=True)
         for part in self.parts:
             write_model(part.model, folder / f"{part.name}.onnx")
-        (folder / MANIFEST).write_text(json.dumps(self.manifest(), indent=2) + "\n", encoding="utf-8")
+        write_file(folder / MANIFEST, json.dumps(self.manifest(), indent=2) + "\n")
 
 
 def split(

@@ -59,7 +59,7 @@ def save(
     path.parent.mkdir(parents=True, exist_ok=True)
     proto = model.copy_proto()
     with _alone_in(path.parent):
-        before = set(path.parent.glob(f"{path.name}.*.data"))
+        before = _data_files_of(path)
         if referring:
             _refer(model, proto, path)
         ranges: dict[str, _DataRange] = {}
@@ -74,11 +74,11 @@ def save(
                 out.write_bytes(proto.SerializeToString())
                 check(out)
         except BaseException:
-            _drop(set(path.parent.glob(f"{path.name}.*.data")) - before)
+            _drop(_data_files_of(path) - before)
             raise
         if source is not None and source[0].nbytes() > external_from and _is_worth_sharing(*source, before, ranges):
             _point_to_shared(*source, ranges)
-        _drop(set(path.parent.glob(f"{path.name}.*.data")) - _files_of(ranges, path.parent))
+        _drop(_data_files_of(path) - _files_of(ranges, path.parent))
 
 
 def _is_worth_sharing(model: DetachedModel, path: Path, before: set[Path], shared: Mapping[str, _DataRange]) -> bool:
@@ -108,7 +108,8 @@ def _point_to_shared(model: DetachedModel, path: Path, shared: Mapping[str, _Dat
     ranges = _write_data(model, proto, path, shared)
     with replace_when_done(path) as out:
         out.write_bytes(proto.SerializeToString())
-    _drop(set(path.parent.glob(f"{path.name}.*data")) - _files_of(ranges, path.parent))
+    olds = {*_data_files_of(path), path.with_name(f"{path.name}.data")}
+    _drop(olds - _files_of(ranges, path.parent))
 
 
 @contextlib.contextmanager
@@ -117,6 +118,12 @@ def _alone_in(folder: Path) -> Iterator[None]:
     with open_folder(folder) as handle:
         lock(handle)
         yield
+
+
+def _data_files_of(path: Path) -> set[Path]:
+    """The data files that `_write_data` has written for the model `path`; a name such as `m[1].onnx` is no pattern."""
+    own = re.compile(re.escape(path.name) + r"\.[0-9a-f]{12}\.data")
+    return {file for file in path.parent.iterdir() if own.fullmatch(file.name)}
 
 
 def _drop(files: set[Path]) -> None:

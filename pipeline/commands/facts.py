@@ -87,7 +87,7 @@ def split(
     from passes.errors import StepFailed
     from passes.tools import parts as tools
     from passes.weights.detached import read_model
-    from passes.weights.files import write_errors
+    from passes.weights.files import write_errors, write_file
 
     ways: dict[str, Any] = {"at": at, "max_bytes": max_size, "module": module, "runs_on": target}
     if sum(way is not None for way in ways.values()) != 1:
@@ -111,7 +111,7 @@ def split(
         if version is not None:
             for part in found.parts:
                 text = aimet_text(dict(part.encodings), set(part.model.index.initializers), version)
-                (out / f"{part.name}.encodings").write_text(text, encoding="utf-8")
+                write_file(out / f"{part.name}.encodings", text)
     print_text(str(found))
     sizes = ", ".join(bytes_text(part.model.nbytes()) for part in found.parts)
     print_line(f"{plural(len(found.parts), 'part')} ({sizes}) in {out}, with {tools.MANIFEST}")

@@ -45,6 +45,16 @@ def test_a_new_model_brings_its_own_data_file_and_the_old_one_goes(tmp_path: Pat
     onnx.checker.check_model(str(path), full_check=True)
 
 
+def test_data_files_of_other_models_stay(tmp_path: Path) -> None:
+    names = ("m1.onnx", "m[1].onnx.b.onnx", "m[1].onnx")
+    for name in (*names, "m[1].onnx"):
+        save(detached(attention(64 if name == names[-1] else 32)), tmp_path / name, 0)
+    for name in names:
+        onnx.checker.check_model(str(tmp_path / name), full_check=True)
+    save(detached(attention(32)), tmp_path / names[-1], 0)
+    assert len(list(tmp_path.glob("*.data"))) == len(names)
+
+
 def test_a_failure_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file.txt"
     path.write_text("old")
