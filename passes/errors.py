@@ -6,6 +6,7 @@
     │   ├── ModelError       exit code 2: the ONNX model cannot be read
     │   └── StepFailed       never leaves the runner: the step is recorded and its model thrown away
     │       ├── InvalidResult    what came out is not valid ONNX
+    │       ├── WrongReference   the reference of a custom operator contradicts its inference
     │       ├── InferenceStopped a ModelError too: shape inference ran past its limits
     │       ├── StepCrashed      the worker process died
     │       └── StepTimedOut     the worker was killed at its time limit
@@ -97,6 +98,10 @@ class InvalidResult(StepFailed):
     """A pass made a model that breaks ONNX's rules; nothing else is asked of such a model."""
 
     status = "reverted"
+
+
+class WrongReference(StepFailed):
+    """A custom operator computes something else than it declares: no other size of the inputs mends that."""
 
 
 class InferenceStopped(StepFailed, ModelError):

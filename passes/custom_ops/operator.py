@@ -11,7 +11,8 @@ import onnx
 from onnx import TypeProto, helper
 from onnx.defs import OpSchema
 
-from passes.errors import ModelError, PolicyError, StepFailed
+from passes.errors import ModelError, PolicyError, StepFailed, WrongReference
+from passes.suggest import plural
 
 ONNX_OWN: Final = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training")
 """The domains whose operators ONNX defines."""
@@ -188,7 +189,7 @@ class CustomOp:
             An array for each output.
 
         Raises:
-            StepFailed: `compute` raises, or returns something else than `infer` says.
+            StepFailed: `compute` raises; a WrongReference where it returns something else than `infer` says.
             ModelError: the node has an attribute that is not declared, or one of another type; or `infer` raises.
         """
         given = {attribute.name: _value_of(attribute) for attribute in node.attribute}
@@ -214,11 +215,14 @@ class CustomOp:
         except Exception as error:  # code of the user's
             raise StepFailed(f"{self.key}: `compute` raises {type(error).__name__}: {error}") from error
         arrays = [_as_stored(array) for array in (found if isinstance(found, list | tuple) else [found])]
-        if len(arrays) < len(node.output):
-            raise StepFailed(f"{self.key}: `compute` returns {len(arrays)} of the {len(node.output)} outputs")
+        if not len(node.output) <= len(arrays) <= len(expected):
+            raise WrongReference(
+                f"{self.key}: `compute` returns {plural(len(arrays), 'output')} and `infer` {len(expected)}; expected "
+                f"as many of both, and {len(node.output)} for this node or more"
+            )
         for array, kind in zip(arrays, expected, strict=False):
             if array.dtype.name != kind.dtype or not _fits(array.shape, kind.shape):
-                raise StepFailed(
+                raise WrongReference(
                     f"{self.key}: `compute` returns {array.dtype.name}{list(array.shape)}, and `infer` says "
                     f"{kind.dtype}{list(kind.shape)}; expected the same dtype and shape"
                 )

@@ -320,12 +320,15 @@ def take_name(name: str, taken: set[str], second: int = 2) -> str:
 
 
 def constant_of(node: NodeProto) -> TensorProto | None:
-    """The tensor that a Constant node holds; None for another node, and for a Constant of strings or sparse data."""
+    """The tensor that a Constant node holds; None for another node, and for a Constant of strings, of sparse data, or
+    of an attribute of the function that it is in."""
     if node.op_type != "Constant" or node.domain not in ONNX_DOMAINS:
         return None
     (attribute,) = node.attribute
     if attribute.HasField("t"):
         return attribute.t
+    if attribute.ref_attr_name:
+        return None
     dtype = PLAIN_VALUES.get(attribute.name)
     value = None if dtype is None else helper.get_attribute_value(attribute)  # None in a broken file
     return None if value is None else numpy_helper.from_array(np.asarray(value, dtype))

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from passes.context import PassContext
-from passes.errors import ModelError, PassError, StepCrashed, StepTimedOut
+from passes.errors import ModelError, PassError, StepCrashed, StepTimedOut, WrongReference
 from passes.load import MOST_DRAWN
 from passes.proof.draws import BROUGHT_DOWN, WORDS, Draw, DrawnInput, DrawPlan, GivenDraw, InputSampler, Trait
 from passes.proof.numbers import compare
@@ -150,6 +150,8 @@ class _Choice:
         asked, seed = self.plan, self._next_seed()
         try:
             first = self._draw_needed(Draw(seed, asked.needed[0]))
+        except WrongReference:
+            raise
         except self.failures:
             plans = list(asked.at_other_sizes())
             chosen = self._by_other_plans(plans, seed) or self._without_zeros(plans, seed)
@@ -264,6 +266,8 @@ class _Choice:
         try:
             results = self.run(feeds)
             self.why = self._fault_of(draw, feeds, results)
+        except WrongReference:
+            raise
         except self.failures as failure:
             self.why = f"the model does not run on it: {' '.join(str(failure).split())[:200]}"
             return None

@@ -158,7 +158,8 @@ class _TargetCheck:
                 )
 
     def _check_node(self, node: NodeProto) -> None:
-        if constant_of(node) is not None:
+        by_call = node.op_type == "Constant" and any(attribute.ref_attr_name for attribute in node.attribute)
+        if by_call or constant_of(node) is not None:
             return  # runtimes store what it holds, as they do an initializer
         operator = op_name(node)
         group = self._table.group_of(operator)

@@ -291,6 +291,11 @@ WRONG = {
         "attributes={'alpha': 1.0})",
         "`compute` returns float64[2, 4], and `infer` says float32[2, 4]",
     ),
+    "two outputs": (
+        "A = CustomOp('com.acme', 'Swish', infer=lambda x, alpha: x, compute=lambda x, alpha: [x, x], "
+        "attributes={'alpha': 1.0})",
+        "`compute` returns 2 outputs and `infer` 1",
+    ),
     "a write": (
         "def double(x, alpha):\n    x *= 2\n    return x\n"
         "A = CustomOp('com.acme', 'Swish', infer=lambda x, alpha: x, compute=double, attributes={'alpha': 1.0})",
@@ -318,6 +323,15 @@ def test_what_does_not_fit_is_said_in_a_sentence(case: str, tmp_path: Path) -> N
         passes.optimize(parse(ONE), ["infer_shapes", "eliminate_identity"])
     assert words in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+def test_a_reference_that_is_right_for_one_row_alone_is_refused(tmp_path: Path) -> None:
+    """No other batch is looked for at which the reference is what `infer` says."""
+    text = "A = CustomOp('com.acme', 'Swish', infer=lambda x, **_: x, compute=lambda x, **_: x[:1], attributes=A)"
+    text = text.replace("=A)", "={'alpha': 1.0})")
+    (tmp_path / "ops.py").write_text(f"from passes.custom_ops import CustomOp\n{text}\n")
+    with pytest.raises(PassError, match=r"returns float32\[1, 4\]"), declare_ops([tmp_path / "ops.py"]):
+        passes.optimize(parse(ONE.replace("[2, 4]", "[N, 4]")), ["eliminate_identity"])
 
 
 def test_a_name_twice_and_a_file_that_is_missing(ops: Path, tmp_path: Path) -> None:

@@ -136,6 +136,8 @@ def test_types_are_inferred_and_a_model_that_cannot_be_inferred_has_its_own() ->
 def test_a_constant_without_its_value_is_no_constant() -> None:
     broken = NodeProto(op_type="Constant", output=["c"], attribute=[AttributeProto(name="value_int")])
     assert constant_of(broken) is None
+    bound = AttributeProto(name="value_float", type=AttributeProto.FLOAT, ref_attr_name="alpha")  # in a function
+    assert constant_of(NodeProto(op_type="Constant", output=["c"], attribute=[bound])) is None
 
 
 # The search for what a place is made from, against a walk from each place, on graphs with and without circles.

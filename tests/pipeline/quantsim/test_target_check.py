@@ -34,6 +34,19 @@ def obstructions(text: str, target: str, opset: int = 21) -> dict[str, tuple[str
     return {one.what: (one.advice, one.places) for one in found}
 
 
+def test_a_constant_that_a_call_gives_its_value_is_stored() -> None:
+    text = """g (float[2] x) => (float[2] y) { y = own.scale <k = 2.0> (x) }
+    <opset_import: ["": 21], domain: "own"> scale <k> (x) => (y) {
+        c = Constant <value_float: float = @k> ()
+        y = Mul (x, c)
+    }"""
+    head = '<ir_version: 10, opset_import: ["": 21, "own": 1]>'
+    model = detached(onnx.parser.parse_model(f"{head} {text}"))
+    for target in TARGETS:
+        found = {entry.what for entry in check_target(model, load_target(target)).obstructions}
+        assert "own::scale" in found and "Constant" not in found
+
+
 def test_every_node_is_named_with_what_mends_it() -> None:
     text = """g (float[1, 4, 8] x) => (float[1, 4, 8] y) {
         a = com.microsoft.MultiHeadAttention <num_heads = 2> (x, x, x)
