@@ -77,7 +77,10 @@ def call_user_code(make: Callable[[], Result], title: str, reference: str = "") 
         frames = [
             frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")
         ]
-        line = f"\n  at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        place = (frames[-1].filename, frames[-1].lineno) if frames else ("", None)
+        if isinstance(error, SyntaxError) and error.filename:
+            place = error.filename, error.lineno
+        line = f"\n  at {place[0]}:{place[1]}" if place[0] else ""
         said = str(error).strip().splitlines() or [""]
         clash = clash_next_to(reference)
         advice = f"\n  {clash}" if clash else ""

@@ -52,6 +52,8 @@ class Extract(Step, name="extract", reads="structure"):
         graph = model.proto.graph
         index = model.index
         ends = _values_of(self.name, self.outputs, index, of_inputs=False) or list(index.outputs)
+        if not ends:
+            raise PolicyError(f"{self.name}: the model has no output; name a value with which the part ends")
         begins = _values_of(self.name, self.inputs, index, of_inputs=True)
         cut = [name for name in begins if name not in index.required_inputs]
         part = cut_out(model, begins, ends)

@@ -278,8 +278,9 @@ def read_file(file: Path, specs: Sequence[InputSpec], key: str) -> Iterator[tupl
         try:
             found = list(samples_of(data, specs))
         except TypeError as error:
+            held = "an array" if isinstance(data, np.ndarray) else error
             raise SourceError(
-                f"{key}: {file} holds {error}, and the model has {plural(len(specs), 'input')}; expected a mapping: "
+                f"{key}: {file} holds {held}, and the model has {plural(len(specs), 'input')}; expected a mapping: "
                 "input → array, a tuple in the order of the inputs, a list of these, or one tensor for one input"
             ) from error
         for index, sample in enumerate(found):
@@ -347,7 +348,8 @@ def _read_npy(file: Path, key: str) -> np.ndarray:
     try:
         return np.load(file, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # see above
-        raise SourceError(f"{key}: {file} is no whole .npy file ({error}); write it again with numpy.save") from error
+        why = "its beginning is not numpy's, or it holds Python objects" if "pickle" in str(error) else error
+        raise SourceError(f"{key}: {file} is no whole .npy file ({why}); write it again with numpy.save") from error
 
 
 def _read_torch(file: Path, key: str) -> Any:

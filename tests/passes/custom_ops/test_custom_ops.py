@@ -291,6 +291,7 @@ WRONG = {
         "attributes={'alpha': 1.0})",
         "`compute` returns float64[2, 4], and `infer` says float32[2, 4]",
     ),
+    "syntax": ("def infer(:", "ops.py:2"),
     "two outputs": (
         "A = CustomOp('com.acme', 'Swish', infer=lambda x, alpha: x, compute=lambda x, alpha: [x, x], "
         "attributes={'alpha': 1.0})",

@@ -107,6 +107,20 @@ def test_what_is_refused(step: str, options: dict[str, object], words: str, cont
         run_step(chain(), step, options, {"context": context})
 
 
+def test_a_model_without_outputs_needs_an_end(context: PassContext) -> None:
+    model = chain()
+    del model.graph.output[:]
+    with pytest.raises(PolicyError, match="the model has no output; name a value with which the part ends"):
+        extract(model, ["a"], context=context, proof="structure")
+
+
+def test_inputs_that_are_not_drawn_are_named_with_what_a_user_can_do(context: PassContext) -> None:
+    model = model_of("g (seq(float[N, 8]) x) => (float[M, 8] y) { y = ConcatFromSequence <axis = 0> (x) }")
+    with pytest.raises(ModelError, match=r"drawn for tensors only; .*--proof structure"):
+        rename(model, {"y": "z"}, context=context)
+    assert rename(model, {"y": "z"}, context=context, proof="structure").rows[-1].changed
+
+
 def test_names_can_change_places(context: PassContext) -> None:
     run = rename(chain(), {"x": "other", "other": "x", "w": "weight"}, context=context)
     x, other = (np.float32(np.arange(16).reshape(2, 8) * factor) for factor in (0.1, -0.2))

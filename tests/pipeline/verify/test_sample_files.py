@@ -119,7 +119,7 @@ def test_loaders_of_tensors_and_tuples_and_readers(tmp_path: Path, name: str) ->
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     np.save(tmp_path / "text.npy", IDS)
-    with pytest.raises(SourceError, match="holds memmap, and the model has 2 inputs; expected a mapping: input"):
+    with pytest.raises(SourceError, match="holds an array, and the model has 2 inputs; expected a mapping: input"):
         read(tmp_path / "text.npy", TEXT)
     torch.save({"net": torch.nn.Linear(1, 1)}, tmp_path / "model.pt")
     with pytest.raises(SourceError, match="torch reads no tensors from"):
@@ -154,6 +154,10 @@ def test_damaged_files_of_numpy_are_named(tmp_path: Path) -> None:
     (tmp_path / "image.npy").write_bytes(b"\x93NUMPY\x01\x00\x10\x00{'descr': ('<f4'")
     with pytest.raises(SourceError, match=r"is no whole \.npy file"):
         read(tmp_path / "image.npy", IMAGE)
+    (tmp_path / "image.npy").write_text("no array")
+    with pytest.raises(SourceError, match="its beginning is not numpy's, or it holds Python objects") as caught:
+        read(tmp_path / "image.npy", IMAGE)
+    assert "allow_pickle" not in str(caught.value)
     np.savez_compressed(tmp_path / "image.npz", image=IMAGES)
     content = bytearray((tmp_path / "image.npz").read_bytes())
     content[60:90] = b"\xff" * 30
