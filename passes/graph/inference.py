@@ -22,9 +22,9 @@ from onnx.shape_inference import InferenceError
 from passes.custom_ops.declarations import declared_ops
 from passes.errors import InferenceStopped, ModelError, PolicyError, StepCrashed, StepFailed, StepTimedOut
 from passes.graph.formatting import format_type
-from passes.graph.index import GraphIndex
+from passes.graph.index import GraphIndex, replace_entries
 from passes.graph.op_facts import LAYOUT_OPS, domain_of
-from passes.graph.traversal import every_graph
+from passes.graph.traversal import every_graph, every_node, is_sparse, without_sparse
 from passes.worker.client import Worker
 from passes.worker.platforms import crowding, memory_limit
 
@@ -279,6 +279,16 @@ def _infer(model: bytes, flags: dict[str, bool]) -> bytes | str:
     """The inferred model; a sentence where a custom operator of the user's is at fault."""
     try:
         declared_ops()  # ONNX knows them then
-        return onnx.shape_inference.infer_shapes(onnx.load_from_string(model), **flags).SerializeToString()
+        proto = onnx.load_from_string(model)
+        dense = without_sparse(proto)  # ONNX takes a sparse initializer for a value that no operator of tensors reads
+        inferred = onnx.shape_inference.infer_shapes(dense, **flags)
     except (ModelError, PolicyError) as error:
         return str(error)
+    if dense is proto:
+        return inferred.SerializeToString()
+    sparse = {node.output[0] for node in every_node(proto.graph) if is_sparse(node)}
+    for graph, found in zip(every_graph(proto.graph), every_graph(inferred.graph), strict=True):
+        replace_entries(graph.value_info, (info for info in found.value_info if info.name not in sparse))
+        for own, typed in ((graph.input, found.input), (graph.output, found.output)):
+            replace_entries(own, typed)
+    return proto.SerializeToString()

@@ -137,8 +137,11 @@ class DetachedModel:
 
         Returns:
             An array of the tensor's shape and dtype (bfloat16 as `ml_dtypes.bfloat16`); a detached weight is not
-            copied.
+            copied. Bytes of a text that are no UTF-8 are lone surrogates.
         """
+        if tensor.data_type == TensorProto.STRING:  # not by onnx, which refuses such bytes
+            texts = [text.decode("utf-8", "surrogateescape") for text in tensor.string_data]
+            return np.array(texts, object).reshape(tuple(tensor.dims))
         weight = self.weight(tensor)
         return onnx.numpy_helper.to_array(tensor) if weight is None else weight.array()
 

@@ -11,8 +11,9 @@ import pytest
 from onnx import ModelProto, SparseTensorProto, helper, numpy_helper
 
 import passes
+from passes.graph.inference import dims_of, infer_shapes, types_of
 from passes.graph.traversal import dense_of, without_sparse
-from passes.tools import convert_opset, to_fp16
+from passes.tools import change_outputs, convert_opset, to_fp16
 from pipeline.onnx_backend import OnnxlineBackend
 from tests.support.onnx_models import model_of
 
@@ -67,3 +68,18 @@ def test_a_model_with_a_sparse_tensor(make: Callable[[SparseTensorProto], ModelP
 def test_a_model_without_one_stays_itself() -> None:
     model = model_of("g (float[N, 2] x) => (float[N, 2] y) { y = Relu (x) }")
     assert without_sparse(model) is model
+
+
+@pytest.mark.parametrize("make", [stored, constant])
+def test_what_reads_a_sparse_tensor_has_a_type(make: Callable[[SparseTensorProto], ModelProto]) -> None:
+    """ONNX infers no type of what reads one, so it could be no output, and to-fp16 put no Cast after it."""
+    model = make(FLAT)
+    model.graph.node[-1].output[0] = "p"
+    model.graph.node.append(helper.make_node("Relu", ["p"], ["y"]))
+    assert dims_of(types_of(model)["p"]) == ("N", 3)
+    assert infer_shapes(model).graph.sparse_initializer == model.graph.sparse_initializer
+    found = change_outputs(model, add=["p"]).to_proto()
+    assert [info.name for info in found.graph.output] == ["y", "p"]
+    half = to_fp16(model).to_proto()
+    session = onnxruntime.InferenceSession(half.SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(None, {"x": X})[0], X @ WHOLE)

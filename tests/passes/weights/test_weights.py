@@ -197,6 +197,12 @@ def text_model(text: str) -> onnx.ModelProto:
     return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}')
 
 
+def test_texts_that_are_no_utf8_are_read() -> None:
+    model = detach(holding(a=np.zeros(2, np.float32)))
+    tensor = helper.make_tensor("k", TensorProto.STRING, [2, 1], [b"a", b"\xff"])
+    assert [text.encode("utf-8", "surrogateescape") for text in model.array(tensor)[:, 0]] == [b"a", b"\xff"]
+
+
 def test_strings_have_a_digest() -> None:
     model = holding(plain=np.zeros(2, np.float32))
     for name, words in {"a": [b"x", b"yz"], "b": [b"x", b"yz"], "c": [b"xy", b"z"], "no_utf8": [b"\xff", b""]}.items():
