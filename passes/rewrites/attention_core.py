@@ -11,7 +11,8 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto, helper
 
-from passes.rewrites.graph_edit import Dim, NodeWriter
+from passes.rewrites.graph_values import Dim
+from passes.rewrites.node_writer import NodeWriter
 
 MOST_MASK_ELEMENTS: Final = 2**24
 """A larger causal mask is computed in the model, so that the file does not grow by it."""

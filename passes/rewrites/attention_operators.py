@@ -19,8 +19,10 @@ from passes.context import PassContext
 from passes.graph.op_facts import CONTRIB, domain_of, input_of, opset_of, output_of
 from passes.graph.traversal import every_node
 from passes.rewrites.attention_core import LOWEST, AttentionCore, Heads, Rotary, write_core
-from passes.rewrites.graph_edit import GraphEdit, GraphTypes, NodeWriter, NotHandledError, attributes_of
+from passes.rewrites.graph_values import GraphValues
+from passes.rewrites.node_writer import NodeWriter, NotHandledError, attributes_of
 from passes.rewrites.packed_attention import separate_inputs
+from passes.rewrites.rewriter import Rewriter
 from passes.step import PassResult, Step
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
@@ -28,14 +30,14 @@ from passes.weights.detached import DetachedModel
 FLOATS: Final = tuple(LOWEST)
 
 
-def read_attention(writer: NodeWriter, types: GraphTypes) -> AttentionCore:
+def read_attention(writer: NodeWriter) -> AttentionCore:
     """What `writer.node` computes. Nodes that prepare its inputs are written.
 
     Raises:
         NotHandledError: it is of a form that stays as it is.
     """
     node = writer.node
-    return READERS[domain_of(node), node.op_type](node, writer, types)
+    return READERS[domain_of(node), node.op_type](node, writer)
 
 
 def is_attention(node: NodeProto) -> bool:
@@ -43,36 +45,36 @@ def is_attention(node: NodeProto) -> bool:
     return (domain_of(node), node.op_type) in READERS
 
 
-def _read_standard(node: NodeProto, writer: NodeWriter, types: GraphTypes) -> AttentionCore:
+def _read_standard(node: NodeProto, writer: NodeWriter) -> AttentionCore:
     known = ("is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale", "softcap")
     settings = attributes_of(node, (*known, "softmax_precision"))
-    dtype = _dtype(types, *node.input[:3])
-    merged = types.rank(node.input[0]) == 3
+    dtype = _dtype(writer.graph, *node.input[:3])
+    merged = writer.graph.rank(node.input[0]) == 3
     counts = (settings.get("q_num_heads"), settings.get("kv_num_heads"))
-    query = _heads(types, node.input[0], merged, counts[0], "query")
-    key = _heads(types, node.input[1], merged, counts[1], "key")
-    value = _heads(types, node.input[2], merged, counts[1], "value")
+    query = _heads(writer.graph, node.input[0], merged, counts[0], "query")
+    key = _heads(writer.graph, node.input[1], merged, counts[1], "key")
+    value = _heads(writer.graph, node.input[2], merged, counts[1], "value")
     mask, lengths = input_of(node, 3), input_of(node, 6)
     scores, scores_at = output_of(node, 3), settings.get("qk_matmul_output_mode", 0)
-    is_bool = bool(mask) and types.dtype(mask) == TensorProto.BOOL
-    if mask and not is_bool and types.dtype(mask) != dtype:
+    is_bool = bool(mask) and writer.graph.dtype(mask) == TensorProto.BOOL
+    if mask and not is_bool and writer.graph.dtype(mask) != dtype:
         raise NotHandledError("its mask is neither bool nor of the dtype of the query")
     masked = -math.inf if (mask and not is_bool) or (scores and scores_at == 2) else LOWEST[dtype]
     core = replace(
-        _core_of(node, settings, (query, key, value), dtype, types, past=(4, 5)),
+        _core_of(node, settings, (query, key, value), dtype, writer.graph, past=(4, 5)),
         merged_output=merged,
         masks=((mask, masked),) if is_bool else (),
         biases=(mask,) if mask and not is_bool else (),
         causal=bool(settings.get("is_causal", 0)) and not lengths,
         masked=masked,
-        zero_rows=bool(lengths) or (bool(mask) and not _shows_each_row(types.array(mask))),
+        zero_rows=bool(lengths) or (bool(mask) and not _shows_each_row(writer.graph.array(mask))),
         softmax_dtype=settings.get("softmax_precision", 0),
         scores=scores,
         scores_at=scores_at,
     )
     if lengths and settings.get("is_causal", 0):
         raise NotHandledError("it is causal, and the keys of each batch entry end elsewhere (nonpad_kv_seqlen)")
-    if mask and not _is_as_wide(types, mask, core):
+    if mask and not _is_as_wide(writer.graph, mask, core):
         raise NotHandledError("its mask has fewer columns than there are keys, or one of these counts is not known")
     if not lengths:
         return core
@@ -80,38 +82,38 @@ def _read_standard(node: NodeProto, writer: NodeWriter, types: GraphTypes) -> At
     return _with_mask(core, _below(columns, lengths, writer), masked)
 
 
-def _read_multi_head(node: NodeProto, writer: NodeWriter, types: GraphTypes) -> AttentionCore:
+def _read_multi_head(node: NodeProto, writer: NodeWriter) -> AttentionCore:
     settings = attributes_of(node, ("mask_filter_value", "num_heads", "scale", "unidirectional"))
     _refuse_inputs(node, {8: "it has past_sequence_length", 9: "it has cache_indirection"})
     if output_of(node, 3):
         raise NotHandledError("it gives its scores as an output")
-    dtype = _dtype(types, *filter(None, node.input[:3]))
+    dtype = _dtype(writer.graph, *filter(None, node.input[:3]))
     count = settings["num_heads"]
-    merged = types.rank(input_of(node, 1)) != 4
-    query, key, value = _separate_heads(writer, types, (count, count, count), merged)
+    merged = writer.graph.rank(input_of(node, 1)) != 4
+    query, key, value = _separate_heads(writer, (count, count, count), merged)
     if input_of(node, 3):
         if not merged:
             raise NotHandledError("it has a bias, and its keys come from a cache")
-        query, key, value = _add_biases(input_of(node, 3), (query, key, value), writer, types)
+        query, key, value = _add_biases(input_of(node, 3), (query, key, value), writer)
     if settings.get("unidirectional", 0) and query.length != key.length:
         raise NotHandledError("it is causal, and has other keys than queries")
     core = replace(
-        _core_of(node, settings, (query, key, value), dtype, types, past=(6, 7)),
+        _core_of(node, settings, (query, key, value), dtype, writer.graph, past=(6, 7)),
         biases=(node.input[5],) if input_of(node, 5) else (),
         causal=bool(settings.get("unidirectional", 0)),
     )
-    return _with_contrib_mask(core, input_of(node, 4), settings, writer, types)
+    return _with_contrib_mask(core, input_of(node, 4), settings, writer)
 
 
-def _read_contrib(node: NodeProto, writer: NodeWriter, types: GraphTypes) -> AttentionCore:
+def _read_contrib(node: NodeProto, writer: NodeWriter) -> AttentionCore:
     known = ("mask_filter_value", "num_heads", "qkv_hidden_sizes", "scale", "unidirectional")
     settings = attributes_of(node, (*known, "do_rotary", "past_present_share_buffer"))
     _refuse_inputs(node, {6: "it has past_sequence_length"})
     if settings.get("do_rotary") or settings.get("past_present_share_buffer"):
         raise NotHandledError("it turns positions, or writes its past in place")
-    dtype, count = _dtype(types, *node.input[:2]), settings["num_heads"]
-    query, key, value = _separate_heads(writer, types, (count, count, count))
-    past, past_length = None, types.dim(input_of(node, 4), 3) if input_of(node, 4) else 0
+    dtype, count = _dtype(writer.graph, *node.input[:2]), settings["num_heads"]
+    query, key, value = _separate_heads(writer, (count, count, count))
+    past, past_length = None, writer.graph.dim(input_of(node, 4), 3) if input_of(node, 4) else 0
     if input_of(node, 4):
         halves = writer.add_many(
             "Split", [node.input[4], writer.ints([1, 1], "past_sizes")], ["past_k", "past_v"], axis=0
@@ -122,17 +124,17 @@ def _read_contrib(node: NodeProto, writer: NodeWriter, types: GraphTypes) -> Att
             writer.add("Squeeze", halves[1], first, label="past_value"),
         )
     core = replace(
-        _core_of(node, settings, (query, key, value), dtype, types),
+        _core_of(node, settings, (query, key, value), dtype, writer.graph),
         past=past,
         past_length=past_length,
         joined_present=output_of(node, 1),
         biases=(node.input[5],) if input_of(node, 5) else (),
         causal=bool(settings.get("unidirectional", 0)),
     )
-    return _with_contrib_mask(core, input_of(node, 3), settings, writer, types)
+    return _with_contrib_mask(core, input_of(node, 3), settings, writer)
 
 
-def _read_grouped_query(node: NodeProto, writer: NodeWriter, types: GraphTypes) -> AttentionCore:
+def _read_grouped_query(node: NodeProto, writer: NodeWriter) -> AttentionCore:
     known = ("do_rotary", "kv_num_heads", "local_window_size", "num_heads", "rotary_interleaved", "scale", "softcap")
     settings = attributes_of(node, (*known, "causal", "k_quant_type", "v_quant_type", "smooth_softmax", "qk_output"))
     if settings.get("causal", 1) != 1 or settings.get("smooth_softmax", 0) > 0 or settings.get("qk_output"):
@@ -142,17 +144,17 @@ def _read_grouped_query(node: NodeProto, writer: NodeWriter, types: GraphTypes) 
     _refuse_inputs(node, {11: "its softmax has a sink", 12: "its cache is quantized", 13: "its cache is quantized"})
     _refuse_inputs(node, {14: "it normalizes its query and key", 15: "it normalizes its query and key"})
     count, kv_count = settings["num_heads"], settings["kv_num_heads"]
-    dtype = _dtype(types, node.input[0])
-    query, key, value = _separate_heads(writer, types, (count, kv_count, kv_count))
-    core = _core_of(node, settings, (query, key, value), dtype, types, past=(3, 4))
+    dtype = _dtype(writer.graph, node.input[0])
+    query, key, value = _separate_heads(writer, (count, kv_count, kv_count))
+    core = _core_of(node, settings, (query, key, value), dtype, writer.graph, past=(3, 4))
     if core.past_length != 0:
-        if types.dim(node.input[0], 0) != 1:
+        if writer.graph.dim(node.input[0], 0) != 1:
             raise NotHandledError("its batch is not of the fixed size 1, so the past of each entry may end elsewhere")
-        if core.past_length is not None and core.past_length == types.dim(output_of(node, 1), 2):
+        if core.past_length is not None and core.past_length == writer.graph.dim(output_of(node, 1), 2):
             raise NotHandledError("its past is a buffer that is written in place")
     rotary = None
     if settings.get("do_rotary", 0):
-        half = types.dim(input_of(node, 7), 1)
+        half = writer.graph.dim(input_of(node, 7), 1)
         if not isinstance(half, int):
             raise NotHandledError("the size of its rotary tables is not known")
         interleaved = bool(settings.get("rotary_interleaved", 0))
@@ -167,23 +169,22 @@ def _read_grouped_query(node: NodeProto, writer: NodeWriter, types: GraphTypes) 
 
 
 def _separate_heads(
-    writer: NodeWriter, types: GraphTypes, counts: tuple[int, int, int], merged: bool = True
+    writer: NodeWriter, counts: tuple[int, int, int], merged: bool = True
 ) -> tuple[Heads, Heads, Heads]:
     """Query, key and value of an operator of onnxruntime, which may have them in one input.
 
     Args:
         writer: writes the nodes in place of the operator.
-        types: the types of the graph's values.
         counts: the number of heads of each.
         merged: whether key and value are [batch, length, heads · size].
     """
-    inputs = separate_inputs(writer, types)
+    inputs = separate_inputs(writer)
     if inputs is None:
         query, key, value = writer.node.input[:3]
         return (
-            _heads(types, query, True, counts[0], "query"),
-            _heads(types, key, merged, counts[1], "key"),
-            _heads(types, value, merged, counts[2], "value"),
+            _heads(writer.graph, query, True, counts[0], "query"),
+            _heads(writer.graph, key, merged, counts[1], "key"),
+            _heads(writer.graph, value, merged, counts[2], "value"),
         )
     first, second, third = (
         Heads(part.value, True, count, part.width // count, part.length)
@@ -192,22 +193,22 @@ def _separate_heads(
     return first, second, third
 
 
-def _dtype(types: GraphTypes, *names: str) -> int:
-    found = {types.dtype(name) for name in names}
+def _dtype(graph: GraphValues, *names: str) -> int:
+    found = {graph.dtype(name) for name in names}
     if len(found) != 1 or not found <= set(FLOATS):
         raise NotHandledError("the dtype of its inputs is not known, or not that of all of them")
     return found.pop()
 
 
-def _heads(types: GraphTypes, value: str, merged: bool, count: int | None, role: str) -> Heads:
+def _heads(graph: GraphValues, value: str, merged: bool, count: int | None, role: str) -> Heads:
     """How an input is divided into heads."""
-    if types.rank(value) != (3 if merged else 4):
+    if graph.rank(value) != (3 if merged else 4):
         raise NotHandledError(f"the rank of its {role} is not known, or differs from the rank of the query")
-    number = count if merged else types.dim(value, 1)
-    width = types.dim(value, 2 if merged else 3)
+    number = count if merged else graph.dim(value, 1)
+    width = graph.dim(value, 2 if merged else 3)
     if not isinstance(number, int) or not isinstance(width, int):
         raise NotHandledError(f"the number of heads of its {role}, or the size of one, is not known")
-    return Heads(value, merged, number, width // number if merged else width, types.dim(value, 1 if merged else 2))
+    return Heads(value, merged, number, width // number if merged else width, graph.dim(value, 1 if merged else 2))
 
 
 def _core_of(
@@ -215,7 +216,7 @@ def _core_of(
     settings: Mapping[str, Any],
     heads: tuple[Heads, Heads, Heads],
     dtype: int,
-    types: GraphTypes,
+    graph: GraphValues,
     past: tuple[int, int] | None = None,
 ) -> AttentionCore:
     """What the operators say alike. `past`: the inputs with keys and values of the past, of which outputs 1 and 2 are
@@ -239,7 +240,7 @@ def _core_of(
     return replace(
         core,
         past=(keys, values) if has_past else None,
-        past_length=types.dim(keys, 2) if has_past else 0,
+        past_length=graph.dim(keys, 2) if has_past else 0,
         present=(output_of(node, 1), output_of(node, 2)),
     )
 
@@ -258,9 +259,9 @@ def _shows_each_row(mask: np.ndarray | None) -> bool:
     return bool(visible.any(-1).all())
 
 
-def _is_as_wide(types: GraphTypes, mask: str, core: AttentionCore) -> bool:
+def _is_as_wide(graph: GraphValues, mask: str, core: AttentionCore) -> bool:
     """Whether a mask has a column for each key; a mask with fewer columns hides the keys it lacks."""
-    shape, total = types.shape(mask), core.total
+    shape, total = graph.shape(mask), core.total
     if not shape:
         return False
     return shape[-1] == total if isinstance(shape[-1], int) and isinstance(total, int) else True
@@ -277,19 +278,20 @@ def _with_mask(core: AttentionCore, mask: str, fill: float) -> AttentionCore:
 
 
 def _with_contrib_mask(
-    core: AttentionCore, mask: str, settings: Mapping[str, Any], writer: NodeWriter, types: GraphTypes
+    core: AttentionCore, mask: str, settings: Mapping[str, Any], writer: NodeWriter
 ) -> AttentionCore:
     """`core` with the mask of an operator of onnxruntime: 1 where a key counts, or the number of keys that count."""
     if not mask:
         return core
     fill = settings.get("mask_filter_value", -10000.0)
-    rank = types.rank(mask)
+    rank = writer.graph.rank(mask)
     if rank in (2, 3):
         axes = writer.ints([1, 2] if rank == 2 else [1], "mask_axes")
         shown = writer.add("Cast", mask, label="mask_bool", to=TensorProto.BOOL)
         return _with_mask(core, writer.add("Unsqueeze", shown, axes, label="mask"), fill)
-    batch = types.dim(core.query.value, 0) if core.query.value in types.infos else types.dim(writer.node.input[0], 0)
-    entries = types.dim(mask, 0)
+    is_typed = writer.graph.rank(core.query.value) is not None
+    batch = writer.graph.dim(core.query.value if is_typed else writer.node.input[0], 0)
+    entries = writer.graph.dim(mask, 0)
     if rank != 1 or batch is None or entries is None:
         raise NotHandledError("its mask is of a form that is not known beforehand")
     columns = writer.constant(np.arange(core.total), "columns") if isinstance(core.total, int) else ""
@@ -307,12 +309,10 @@ def _with_contrib_mask(
     raise NotHandledError("its mask has the form of cumulated lengths")
 
 
-def _add_biases(
-    bias: str, parts: tuple[Heads, Heads, Heads], writer: NodeWriter, types: GraphTypes
-) -> tuple[Heads, Heads, Heads]:
+def _add_biases(bias: str, parts: tuple[Heads, Heads, Heads], writer: NodeWriter) -> tuple[Heads, Heads, Heads]:
     """Q, K and V with their thirds of a bias: constants of their own where the bias is one."""
     ends = np.cumsum([0, *(part.count * part.size for part in parts)]).tolist()
-    whole = types.array(bias)
+    whole = writer.graph.array(bias)
     if whole is not None:
         slices = [
             writer.constant(whole[begin:end].copy(), f"{name}_bias")
@@ -328,7 +328,7 @@ def _add_biases(
     return first, second, third
 
 
-READERS: Final[Mapping[tuple[str, str], Callable[[NodeProto, NodeWriter, GraphTypes], AttentionCore]]] = {
+READERS: Final[Mapping[tuple[str, str], Callable[[NodeProto, NodeWriter], AttentionCore]]] = {
     ("", "Attention"): _read_standard,
     (CONTRIB, "Attention"): _read_contrib,
     (CONTRIB, "MultiHeadAttention"): _read_multi_head,
@@ -376,17 +376,17 @@ def _replace_attention(model: DetachedModel) -> tuple[DetachedModel, list[str], 
         old = f"all, since opset {opset} is too old: put {{convert-opset: {{to: {OLDEST}}}}} or later before it"
         return model, [old], False
     view = GraphView(model)
-    edit, types = GraphEdit.of(view, second=1), GraphTypes.of(view)
+    rewriter = Rewriter(view, second=1)
     reasons = []
     for index in indices:
-        writer = NodeWriter(view.own[index], edit)
+        writer = NodeWriter(view.own[index], rewriter)
         try:
-            write_core(read_attention(writer, types), writer)
+            write_core(read_attention(writer), writer)
         except NotHandledError as reason:
             reasons.append(f"{_name_of(writer.node)}: {reason}")
             continue
-        edit.replace_by(writer)
-    return (edit.model(), reasons, True) if edit.removed else (model, reasons, False)
+        rewriter.replace_by(writer.node, writer.nodes)
+    return (rewriter.written(), reasons, True) if rewriter.changes else (model, reasons, False)
 
 
 def _count_in_bodies(proto: onnx.ModelProto) -> int:

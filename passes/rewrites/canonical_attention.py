@@ -52,12 +52,12 @@ class CanonicalAttention(Step, name="canonical-attention", reads="values"):
                 current = result.model
                 is_told = step.name in TOLD and result.why not in (None, "", NO_OPERATOR, NOTHING_MERGED)
                 notes += [result.why or ""] if is_told else []
-        rewriter = Rewriter(current, context)
+        rewriter = Rewriter.of(current, context)
         for softmax in rewriter.by_op("Softmax"):
             _split_batch_of_scores(rewriter, softmax)
             _split_batch_of_context(rewriter, softmax)
         if rewriter.changes:
-            rewriter = Rewriter(MergeLayout().apply(rewriter.result().model, context).model, context)
+            rewriter = Rewriter.of(MergeLayout().apply(rewriter.result().model, context).model, context)
         attentions = list(find_attentions(rewriter))
         folder = ScaleFolder(rewriter)
         for attention in attentions:
@@ -276,7 +276,7 @@ def _name_projections(model: DetachedModel, context: PassContext) -> DetachedMod
         for instance in find_separate_qkv(view).instances
         for weight, site in zip(instance.weights, instance.pins, strict=False)
     }
-    rewriter = Rewriter(model, context)
+    rewriter = Rewriter.of(model, context)
     for old, new in names.items():
         if old in rewriter.producers and old not in rewriter.held and not old.startswith(new):
             rewriter.rename(old, new)

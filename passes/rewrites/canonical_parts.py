@@ -17,7 +17,7 @@ from onnx import NodeProto, helper
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.graph.op_facts import attribute_of, first_output, input_of
-from passes.rewrites.graph_edit import Dim
+from passes.rewrites.graph_values import Dim
 from passes.rewrites.rewriter import Array, Rewriter, RewriteStep
 from passes.step import PassResult
 from passes.structures.activations import find_gelus
@@ -196,7 +196,7 @@ def _divide(rewriter: Rewriter, node: NodeProto) -> bool:
 
 def _in_parts(rewriter: Rewriter, node: NodeProto, data: str, shape: tuple[Dim, ...], *, centred: bool) -> str:
     """Write the division by the root of the mean square over the last axis; the value before scale and bias."""
-    axes = [rewriter.constant_of(np.array([-1]), "last_axis")] if rewriter.opset >= 18 else []
+    axes = [rewriter.constant_ints([-1], "last_axis")] if rewriter.opset >= 18 else []
     settings: dict[str, Any] = {} if rewriter.opset >= 18 else {"axes": [-1]}
     kept = (*shape[:-1], 1)
     if centred:
@@ -277,7 +277,7 @@ class CanonicalGelu(RewriteStep, name="canonical-gelu", reads="structure"):
             curve, value = found.nodes[0].op_type, found.value
             inner = [node.output[0] for node in found.nodes[:-1]]
             same = rewriter.dtype(found.pins[0]) == rewriter.dtype(value)
-            if curve in APPROXIMATE and same and rewriter.held.isdisjoint(inner) and value in rewriter.producers:
+            if curve in APPROXIMATE and same and rewriter.held.keys().isdisjoint(inner) and value in rewriter.producers:
                 if rewriter.opset < SINCE["Gelu"]:
                     return rewriter.result(f"opset {rewriter.opset} has no Gelu, opset {SINCE['Gelu']} has")
                 inputs = [found.pins[0]]

@@ -181,7 +181,7 @@ def _write(rewriter: Rewriter, rotation: _Rotation, signed: dict[str, str]) -> N
     if rotation.turned.sizes:
         parts = rotation.turned.parts
         if not parts:
-            sizes = rewriter.constant_of(np.array(rotation.turned.sizes, np.int64), "halves")
+            sizes = rewriter.constant_ints(rotation.turned.sizes, "halves")
             names = [rewriter.free(f"{rotation.turned.data}/{half}") for half in ("first", "second")]
             parts = rewriter.add_many("Split", [rotation.turned.data, sizes], like, names, axis=-1).output
         turned = rewriter.add_copy(like, [parts[1], parts[0]], shape)

@@ -90,7 +90,7 @@ class _ChannelsLast:
         """The operands with channels last; None for an operator that is not known."""
         rewriter, op = self.rewriter, node.op_type
         if op in CURVES or op == "Clip" or (op in ALONG_AXIS and op != "Concat"):
-            held = op == "Split" and not rewriter.held.isdisjoint(node.output)
+            held = op == "Split" and not rewriter.held.keys().isdisjoint(node.output)
             return None if held else [self._twin(node.input[0]), *node.input[1:]]
         if op in REDUCTIONS and attribute_of(node, "keepdims", 1):
             axes = rewriter.ints(input_of(node, 1)) if input_of(node, 1) else None

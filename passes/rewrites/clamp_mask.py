@@ -26,8 +26,8 @@ from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.graph.index import take_name, value_names
 from passes.graph.op_facts import ONNX_DOMAINS, attribute_of
-from passes.rewrites.graph_edit import GraphEdit
 from passes.rewrites.mask_constants import LAYOUT, MASKING, SHAPES, MaskedGraph, MaskUse, epsilon_of, is_op
+from passes.rewrites.rewriter import Rewriter
 from passes.step import PassResult, Step
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
@@ -141,15 +141,17 @@ def _rows_of(masked: np.ndarray, free: np.ndarray, axis: int, gap: float, known:
 
 def _store_constants(graph: MaskedGraph) -> MaskedGraph:
     """The same model, where the mask constants are initializers."""
-    edit = GraphEdit.of(graph.view)
+    rewriter = Rewriter(graph.view)
     for name in sorted({graph.constant_name(use) for use in graph.all_uses()} & graph.view.producers.keys()):
         node, array = graph.view.producers[name], graph.stored_values(name)
         if is_op(node, "Constant"):
-            edit.removed.add(id(node))
-            edit.replace_tensor(name, array)
+            rewriter.take_out(node)
+            rewriter.replace_tensor(name, array)
         else:
-            edit.replace_node(node, "Expand", [edit.store(array.reshape(()), f"{name}_value"), node.input[0]], name)
-    return MaskedGraph(edit.model())
+            rewriter.replace_node(
+                node, "Expand", [rewriter.store(array.reshape(()), f"{name}_value"), node.input[0]], name
+            )
+    return MaskedGraph(rewriter.written())
 
 
 def _observation(graph: MaskedGraph) -> tuple[DetachedModel, list[tuple[str, str, int]]]:
@@ -194,23 +196,23 @@ def _gap(graph: MaskedGraph) -> float:
 
 def _clamp(graph: MaskedGraph, bound: float) -> DetachedModel:
     """The model with `bound` for its mask constants; a constant with other consumers stays next to the new one."""
-    edit, by_name = GraphEdit.of(graph.view), defaultdict[str, list[MaskUse]](list)
+    rewriter, by_name = Rewriter(graph.view), defaultdict[str, list[MaskUse]](list)
     for use in graph.all_uses():
         by_name[graph.constant_name(use)].append(use)
     renamed = defaultdict[int, dict[int, str]](dict)
     for name, uses in by_name.items():
         raised = _raise(graph.stored_values(name), bound / min(abs(use.factor) for use in uses))
         if graph.is_read_elsewhere(name, uses):
-            new = edit.store(raised, f"{name}_clamped")
+            new = rewriter.store(raised, f"{name}_clamped")
             for use in uses:
                 renamed[use.node][use.slot] = new
         else:
-            edit.replace_tensor(name, raised)
+            rewriter.replace_tensor(name, raised)
     for position, names in renamed.items():
         node = graph.nodes[position]
         inputs = [names.get(slot, name) for slot, name in enumerate(node.input)]
-        edit.replace_node(node, node.op_type, inputs, *node.output)
-    return edit.model()
+        rewriter.replace_node(node, node.op_type, inputs, *node.output)
+    return rewriter.written()
 
 
 def _raise(array: np.ndarray, limit: float) -> np.ndarray:
@@ -236,32 +238,32 @@ def select_scores(graph: MaskedGraph) -> MaskedGraph:
     A causal mask that no input decides masks no row as a whole.
     """
     graph = _select_by_condition(graph)
-    edit, hidden = GraphEdit.of(graph.view), dict[str, str]()
+    rewriter, hidden = Rewriter(graph.view), dict[str, str]()
     for found in find_sums(graph):
         add = graph.nodes[found.node]
         if found.mask not in hidden:
-            zero = edit.store(np.zeros((), found.dtype), f"{found.mask}_zero")
-            edit.position = graph.view.positions[found.mask] + 1
-            name = edit.free(f"{found.mask}_hidden")
-            hidden[found.mask] = edit.add_node("Less", [found.mask, zero], name, add, "hidden")
-        edit.replace_node(add, "Where", [hidden[found.mask], found.mask, found.scores], add.output[0])
-    return MaskedGraph(edit.model()) if edit.nodes else graph
+            zero = rewriter.store(np.zeros((), found.dtype), f"{found.mask}_zero")
+            rewriter.place = graph.view.positions[found.mask] + 1
+            name = rewriter.free(f"{found.mask}_hidden")
+            hidden[found.mask] = rewriter.add_node("Less", [found.mask, zero], name, add, "hidden")
+        rewriter.replace_node(add, "Where", [hidden[found.mask], found.mask, found.scores], add.output[0])
+    return MaskedGraph(rewriter.written()) if rewriter.changes else graph
 
 
 def _select_by_condition(graph: MaskedGraph) -> MaskedGraph:
     """Where a condition chooses between 0 and the constant, it chooses between the scores and the constant."""
-    edit = GraphEdit.of(graph.view)
+    rewriter = Rewriter(graph.view)
     for use in graph.all_uses():
         select = graph.nodes[use.node]
         if not graph.is_choice_of_zero(use) or not graph.depends_on_input(select.input[0]):
             continue
         for add in (graph.nodes[position] for position in sorted(graph.readers[select.output[0]])):
-            if is_op(add, "Add") and len(set(add.input)) == 2 and id(add) not in edit.removed:
+            if is_op(rewriter.producers[add.output[0]], "Add") and len(set(add.input)) == 2:
                 scores = next(name for name in add.input if name != select.output[0])
                 branches = [scores, scores]
                 branches[use.slot - 1] = graph.constant_name(use)
-                edit.replace_node(add, "Where", [select.input[0], *branches], add.output[0])
-    return MaskedGraph(edit.model()) if edit.nodes else graph
+                rewriter.replace_node(add, "Where", [select.input[0], *branches], add.output[0])
+    return MaskedGraph(rewriter.written()) if rewriter.changes else graph
 
 
 def find_sums(graph: MaskedGraph) -> list[MaskSum]:

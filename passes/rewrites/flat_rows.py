@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-import numpy as np
 from onnx import NodeProto
 
 from passes.graph.op_facts import CURVES, OF_TWO, ONNX_DOMAINS, RESHAPES, attribute_of, input_of
@@ -258,7 +257,7 @@ class _Flattener:
             inputs = [known.get(name) or self._operand(name) for name in names_read]
             inputs = [moved.get(name, name) for name in inputs]
             if node.op_type == "ReduceMean":
-                inputs[1] = self.rewriter.constant_of(np.array([-1]), "last_axis")
+                inputs[1] = self.rewriter.constant_ints([-1], "last_axis")
             names = list(filter(None, node.output))
             read = {name: self._readers(name) for name in names}
             known.update(zip(names, self._copy(node, inputs), strict=True))

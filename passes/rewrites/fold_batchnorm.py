@@ -19,8 +19,8 @@ from passes.context import PassContext
 from passes.graph.op_facts import BIAS, LAYOUT_OPS, attribute_of, input_of, op_of, opset_of
 from passes.rewrites.channel_layout import ChannelLayout
 from passes.rewrites.channel_values import ChannelOp, channel_values, constant_array
-from passes.rewrites.graph_edit import GraphEdit, outside_readers
 from passes.rewrites.merged_product import NotSplit, StoredChannels, read_product, stored_channels
+from passes.rewrites.rewriter import Rewriter
 from passes.step import PassResult, Step
 from passes.structures.view import GraphView
 from passes.suggest import AND_MORE, join_first
@@ -55,24 +55,25 @@ class _NotFolded(Exception):
 def _fold_all(model: DetachedModel) -> tuple[DetachedModel, dict[str, list[str]]]:
     """The model with every BatchNormalization folded that can be; reason → the names of the others."""
     view = GraphView(model)
-    edit, fixed = GraphEdit.of(view), outside_readers(view)
+    graph = Rewriter(view)
+    graph.place = 0  # before all that reads what is added
     reasons: dict[str, list[str]] = {}
     used: set[int] = set()
     for node in view.own:
         if op_of(node) != "BatchNormalization":
             continue
-        before = edit.state()
+        before = graph.state()
         try:
             _refuse_training(model, node)
-            path = _path_to_product(view, node, fixed)
+            path = _path_to_product(view, node, graph.held)
             if used.intersection(map(id, path)):
                 continue  # in the next turn
-            FOLDERS[op_of(path[-1])](edit, node, path)
+            FOLDERS[op_of(path[-1])](graph, node, path)
             used.update((id(node), *map(id, path)))
         except (_NotFolded, NotSplit) as why:
-            edit.restore(before)
+            graph.restore(before)
             reasons.setdefault(str(why), []).append(node.name or node.output[0])
-    return (edit.model() if used else model), reasons
+    return (graph.written() if used else model), reasons
 
 
 def _refuse_training(model: DetachedModel, node: NodeProto) -> None:
@@ -126,15 +127,15 @@ def _affine(norm: NodeProto, params: Sequence[Array]) -> tuple[Array, Array]:
     return factor, shift - mean * factor
 
 
-def _fold_into_conv(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto]) -> None:
+def _fold_into_conv(graph: Rewriter, norm: NodeProto, path: Sequence[NodeProto]) -> None:
     """Scale the filters of a Conv or ConvTranspose, which has its channels where BatchNormalization has them."""
-    conv, view = path[-1], edit.view
+    conv, view = path[-1], graph.view
     if len(path) > 1:
         raise _NotFolded(f"follows {op_of(path[0])} after {op_of(conv)}")
     factor, shift = _affine(norm, _norm_params(view, norm))
     stored = _stored_weight(view, conv.input[1], 0)
     if op_of(conv) == "Conv":
-        weight = _scaled_weight(edit, stored, lambda array: array * _along(factor, array.ndim, 0))
+        weight = _scaled_weight(graph, stored, lambda array: array * _along(factor, array.ndim, 0))
     else:  # (inputs, outputs of one group, …)
         groups = attribute_of(conv, "group", 1)
         parts = factor.reshape(groups, 1, -1)
@@ -143,19 +144,19 @@ def _fold_into_conv(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto])
             wide = array.reshape(groups, array.shape[0] // groups, array.shape[1], -1)
             return (wide * parts[..., None]).reshape(array.shape)
 
-        weight = _scaled_weight(edit, stored, scale)
+        weight = _scaled_weight(graph, stored, scale)
     dtype = view.model.array(stored.tensor).dtype
-    bias = _bias(edit, norm, conv, dtype, factor, shift)
-    _end(edit, norm, path, {id(conv): [conv.input[0], weight, bias]})
+    bias = _bias(graph, norm, conv, dtype, factor, shift)
+    _end(graph, norm, path, {id(conv): [conv.input[0], weight, bias]})
 
 
 def _along(values: Array, rank: int, axis: int) -> Array:
     return values.reshape([-1 if at == axis % rank else 1 for at in range(rank)])
 
 
-def _fold_into_matrix(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto]) -> None:
+def _fold_into_matrix(graph: Rewriter, norm: NodeProto, path: Sequence[NodeProto]) -> None:
     """Scale the columns of a MatMul or a Gemm, whose channels layout operators may have moved since."""
-    node, view = path[-1], edit.view
+    node, view = path[-1], graph.view
     product = read_product(view, node)
     value = next((result for result in channel_values(view, product).walk() if result.node is norm), None)
     if value is None:
@@ -176,13 +177,13 @@ def _fold_into_matrix(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto
     factor, shift = _affine(norm, params)
     inputs = {id(node): list(node.input)}
     _refuse_other_nodes(stored)
-    inputs[id(node)][at] = _scaled_weight(edit, stored, lambda array: array * _along(factor, array.ndim, stored.axis))
+    inputs[id(node)][at] = _scaled_weight(graph, stored, lambda array: array * _along(factor, array.ndim, stored.axis))
     layouts = {
         id(result.node): result.layout for result in channel_values(view, product).walk() if result.node is not None
     }
     for position, add in enumerate(adds):
         more = shift if position == len(adds) - 1 else np.zeros(count)
-        inputs[id(add.node)] = _scaled_add(edit, add, layouts[id(add.node)], factor, more)
+        inputs[id(add.node)] = _scaled_add(graph, add, layouts[id(add.node)], factor, more)
     dtype = view.model.array(stored.tensor).dtype
     if op_of(node) == "Gemm":
         beta = attribute_of(node, "beta", 1.0)
@@ -190,28 +191,28 @@ def _fold_into_matrix(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto
             raise _NotFolded("follows a Gemm with beta 0")
         more = np.zeros(count) if adds else shift / beta
         if not adds or (len(node.input) > 2 and node.input[2]):
-            bias = _bias(edit, norm, node, dtype, factor, more)
+            bias = _bias(graph, norm, node, dtype, factor, more)
             inputs[id(node)] = [*inputs[id(node)][:2], bias]
     elif not adds:
-        name = edit.renew_tensor(norm.input[2], _round_to(_laid_out(value.layout, shift), dtype))
-        edit.replace_node(norm, "Add", [norm.input[0], name], norm.output[0])
+        name = graph.renew_tensor(norm.input[2], _round_to(_laid_out(value.layout, shift), dtype))
+        graph.replace_node(norm, "Add", [norm.input[0], name], norm.output[0])
         for changed in path:
             if id(changed) in inputs:
-                edit.replace_node(changed, op_of(changed), inputs[id(changed)], changed.output[0])
+                graph.replace_node(changed, op_of(changed), inputs[id(changed)], changed.output[0])
         return
-    _end(edit, norm, path, inputs)
+    _end(graph, norm, path, inputs)
 
 
-def _end(edit: GraphEdit, norm: NodeProto, path: Sequence[NodeProto], inputs: Mapping[int, Sequence[str]]) -> None:
+def _end(graph: Rewriter, norm: NodeProto, path: Sequence[NodeProto], inputs: Mapping[int, Sequence[str]]) -> None:
     """Remove `norm`; the node before `norm` now makes the value that the consumers read."""
-    edit.removed.add(id(norm))
+    graph.take_out(norm)
     for position, node in enumerate(path):
         if position == 0 or id(node) in inputs:
             output = norm.output[0] if position == 0 else node.output[0]
-            edit.replace_node(node, op_of(node), inputs.get(id(node), list(node.input)), output)
-    for consumer in edit.view.consumers.get(norm.input[0], ()):
+            graph.replace_node(node, op_of(node), inputs.get(id(node), list(node.input)), output)
+    for consumer in graph.view.consumers.get(norm.input[0], ()):
         if op_of(consumer) == "Shape":
-            edit.replace_node(consumer, "Shape", [norm.output[0]], consumer.output[0])
+            graph.replace_node(consumer, "Shape", [norm.output[0]], consumer.output[0])
 
 
 def _stored_weight(view: GraphView, name: str, axis: int) -> StoredChannels:
@@ -232,18 +233,18 @@ def _refuse_other_nodes(stored: StoredChannels) -> None:
         raise _NotFolded(f"follows a product with {stored.tensor.name}, which is computed by {op_of(other)}")
 
 
-def _scaled_weight(edit: GraphEdit, stored: StoredChannels, scale: Callable[[Array], Array]) -> str:
+def _scaled_weight(graph: Rewriter, stored: StoredChannels, scale: Callable[[Array], Array]) -> str:
     """Store the scaled weight, and return the name for the product to read: the same name if no other node reads it."""
-    view, tensor = edit.view, stored.tensor
+    view, tensor = graph.view, stored.tensor
     if view.model.is_unread(tensor):
         raise _NotFolded(f"follows a product with {tensor.name}, which stays unread")
     array = view.model.array(tensor)
     values = _round_to(scale(array.astype(np.float64)), array.dtype)
-    name = edit.renew_tensor(tensor.name, values, [node.output[0] for node, _ in stored.nodes])
+    name = graph.renew_tensor(tensor.name, values, [node.output[0] for node, _ in stored.nodes])
     if name == tensor.name and stored.nodes:
         return stored.nodes[0][0].output[0]
     for node, _ in reversed(stored.nodes):
-        name = edit.copy_node(node, [name, *node.input[1:]], edit.free(node.output[0]), "")
+        name = graph.copy_node(node, [name, *node.input[1:]], graph.free(node.output[0]), "")
     return name
 
 
@@ -255,27 +256,27 @@ def _round_to(values: Array, dtype: np.dtype[Any]) -> Array:
     return rounded
 
 
-def _bias(edit: GraphEdit, norm: NodeProto, node: NodeProto, dtype: np.dtype[Any], factor: Array, more: Array) -> str:
+def _bias(graph: Rewriter, norm: NodeProto, node: NodeProto, dtype: np.dtype[Any], factor: Array, more: Array) -> str:
     """The bias of the product `node` times `factor`, and `more` added.
 
     Where the product has none, the shift of `norm` becomes it, under the name that it has.
     """
-    view = edit.view
+    view = graph.view
     name = input_of(node, BIAS)
     if not name:
-        return edit.renew_tensor(norm.input[2], _round_to(more, dtype))
+        return graph.renew_tensor(norm.input[2], _round_to(more, dtype))
     if name in view.inputs:
         raise _NotFolded(f"follows a product with {name}, which is an input of the model")
     array = constant_array(view, name)
     if array is None or array.size not in (1, len(factor)):
         raise _NotFolded(f"follows a product with {name}, which is no stored bias of one number per channel")
     values = np.broadcast_to(array.astype(np.float64).reshape(-1), (len(factor),))
-    return edit.renew_tensor(name, _round_to(values * factor + more, dtype))
+    return graph.renew_tensor(name, _round_to(values * factor + more, dtype))
 
 
-def _scaled_add(edit: GraphEdit, add: ChannelOp, layout: ChannelLayout, factor: Array, more: Array) -> list[str]:
+def _scaled_add(graph: Rewriter, add: ChannelOp, layout: ChannelLayout, factor: Array, more: Array) -> list[str]:
     """The inputs of an Add of constants, once its output channels are multiplied by `factor` and `more` is added."""
-    node, view = add.node, edit.view
+    node, view = add.node, graph.view
     at = 1 - add.data
     array = constant_array(view, node.input[at])
     if array is None or node.input[at] in {info.name for info in view.model.proto.graph.input}:
@@ -286,7 +287,7 @@ def _scaled_add(edit: GraphEdit, add: ChannelOp, layout: ChannelLayout, factor: 
     values[channels] = given.astype(np.float64).reshape(-1)
     laid = _round_to(_laid_out(layout, values * factor + more), array.dtype)
     inputs = list(node.input)
-    inputs[at] = edit.renew_tensor(node.input[at], laid)
+    inputs[at] = graph.renew_tensor(node.input[at], laid)
     return inputs
 
 
@@ -301,7 +302,7 @@ def _laid_out(layout: ChannelLayout, values: Array) -> Array:
     return values[layout.channels].reshape(shape[first:])
 
 
-FOLDERS: Final[Mapping[str, Callable[[GraphEdit, NodeProto, Sequence[NodeProto]], None]]] = {
+FOLDERS: Final[Mapping[str, Callable[[Rewriter, NodeProto, Sequence[NodeProto]], None]]] = {
     "Conv": _fold_into_conv,
     "ConvTranspose": _fold_into_conv,
     "Gemm": _fold_into_matrix,

@@ -110,7 +110,7 @@ class _FourAxes:
         elif op == "Gemm":
             is_known = all(rewriter.constant(name) is not None for name in node.input[1:]) and not is_scaled(node)
         elif op in ALONG_AXIS:
-            is_known = self._axis(node) is not None and rewriter.held.isdisjoint(node.output[1:])
+            is_known = self._axis(node) is not None and rewriter.held.keys().isdisjoint(node.output[1:])
         return known if is_known else None
 
     def _operands(self, node: NodeProto) -> list[Shape]:
@@ -203,7 +203,7 @@ class _FourAxes:
         if place is None:
             changed = {"axis": at}
         elif input_of(node, place):
-            inputs[place] = rewriter.constant_of(np.array([at]), "axis")
+            inputs[place] = rewriter.constant_ints([at], "axis")
         else:
             changed = {"axes": [at]}
         shapes = [reshape_for(rewriter.fixed_shape(name) or ()) for name in node.output]

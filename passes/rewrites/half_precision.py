@@ -35,7 +35,7 @@ from passes.proof.precision import (
     measure_halves,
     measure_ranges,
 )
-from passes.rewrites.graph_edit import GraphEdit
+from passes.rewrites.rewriter import Rewriter
 from passes.step import PassResult, Relation, Step
 from passes.structures.view import GraphView
 from passes.suggest import join_first, nearest, plural
@@ -313,12 +313,12 @@ class _HalfWriter:
 
     def __init__(self, converter: _HalfConverter) -> None:
         self.by = converter
-        self.edit = GraphEdit.of(GraphView(converter.model), second=1)
+        self.graph = Rewriter(GraphView(converter.model), second=1)
         self.halves: dict[str, str] = {}
         """Value that a chosen node makes → its name in the half type."""
 
     def write(self) -> DetachedModel:
-        by, view = self.by, self.edit.view
+        by, view = self.by, self.graph.view
         needed = set(view.outputs)
         for position, node in enumerate(view.own):
             if position not in by.chosen:
@@ -328,48 +328,45 @@ class _HalfWriter:
         for position in by.chosen:
             for name in view.own[position].output:
                 if name in by.is_float:
-                    self.halves[name] = self.edit.free(f"{name}_{by.half}") if name in needed else name
+                    self.halves[name] = self.graph.take_output(name, f"{name}_{by.half}") if name in needed else name
         same = {name for name, half in self.halves.items() if name == half}
-        for position in sorted(by.chosen):
-            self._write_node(position, view.own[position])
-        made = self.edit.model()
+        for position, own in enumerate(self.graph.nodes):
+            if position in by.chosen:
+                self._write_node(position, view.own[position], own)
+        made = self.graph.written()
         for info in made.proto.graph.value_info:
             if info.name in same:
                 info.type.tensor_type.elem_type = by.dtype
         return made
 
-    def _write_node(self, position: int, node: NodeProto) -> None:
-        """Let a node compute in the half type, with a Cast after it for each result that float32 readers need."""
-        by, self.edit.position = self.by, position
-        made = {name: self.halves[name] for name in node.output if name in self.halves}
-        copy = copy_of(node)
-        copy.input[:] = [
-            self._half(name) if name in by.is_float and by.reads_half(node, at) else name
-            for at, name in enumerate(node.input)
-        ]
-        copy.output[:] = [made.get(name, name) for name in node.output]
+    def _write_node(self, position: int, node: NodeProto, own: NodeProto) -> None:
+        """Let `own`, the copy of `node`, compute in the half type, with a Cast for each result that float32 readers
+        need."""
+        by, self.graph.place = self.by, position
+        for at, name in enumerate(node.input):
+            if name in by.is_float and by.reads_half(node, at):
+                self.graph.set_input(own, at, self._half(name))
         if node.op_type == "Cast" and node.output[0] in by.is_float:
-            next(entry for entry in copy.attribute if entry.name == "to").i = by.dtype
-        self.edit.removed.add(id(node))
-        self.edit.nodes.append((position, copy))
-        for name, half in made.items():
-            if half != name:
-                self._cast(half, name, TensorProto.FLOAT)
+            next(entry for entry in own.attribute if entry.name == "to").i = by.dtype
+        self.graph.place += 1
+        for name in node.output:
+            if self.halves.get(name, name) != name:
+                self._cast(self.halves[name], name, TensorProto.FLOAT)
 
     def _half(self, name: str) -> str:
         """The name of a float32 value in the half type."""
         if name not in self.halves:
-            title, tensor = f"{name}_{self.by.half}", self.edit.view.constants.get(name)
+            title, tensor = f"{name}_{self.by.half}", self.graph.view.constants.get(name)
             if tensor is None:
-                self.halves[name] = half = self.edit.free(title)
+                self.halves[name] = half = self.graph.free(title)
                 self._cast(name, half, self.by.dtype)
             else:
                 array = self.by.model.array(tensor).astype(NUMPY[self.by.half])  # in range: others stay
-                self.halves[name] = self.edit.store(array, title)
+                self.halves[name] = self.graph.store(array, title)
         return self.halves[name]
 
     def _cast(self, name: str, to: str, dtype: int) -> None:
-        self.edit.add_bare("Cast", [name], to, name=self.edit.free(f"Cast_{to}"), to=dtype)
+        self.graph.enter(onnx.helper.make_node("Cast", [name], [to], name=self.graph.free(f"Cast_{to}"), to=dtype))
 
 
 NUMPY: Final = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}

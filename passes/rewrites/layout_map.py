@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from passes.rewrites.graph_edit import Dim
+from passes.rewrites.graph_values import Dim
 
 Atom = TypeVar("Atom", bound=Hashable)
 

@@ -207,7 +207,7 @@ class _ChainMerger:
             if call.op == "Transpose":
                 name = rewriter.add("Transpose", [name], like, call.sizes, dtype=dtype, perm=call.perm)
             else:
-                shape_name = rewriter.constant_of(np.array(call.shape, np.int64), f"{like.output[0]}/shape")
+                shape_name = rewriter.constant_ints(call.shape, f"{like.output[0]}/shape")
                 name = rewriter.add(call.op, [name, shape_name], like, call.sizes, dtype=dtype)
         rewriter.replace(end.output[0], name)
 

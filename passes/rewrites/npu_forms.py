@@ -18,7 +18,7 @@ from passes.graph.traversal import walk
 from passes.rewrites.canonical_attention import SoftmaxAttention, find_attentions, why_no_attention
 from passes.rewrites.canonical_parts import is_feature_vector
 from passes.rewrites.flat_rows import find_bias
-from passes.rewrites.graph_edit import Dim
+from passes.rewrites.graph_values import Dim
 from passes.rewrites.rewriter import Array, Rewriter, RewriteStep
 from passes.step import PassResult
 from passes.suggest import say_count, say_left

@@ -15,7 +15,9 @@ import numpy as np
 from onnx import TensorProto
 
 from passes.graph.op_facts import CONTRIB, attribute_of, input_of, op_of
-from passes.rewrites.graph_edit import Dim, GraphEdit, GraphTypes, NodeWriter, NotHandledError
+from passes.rewrites.graph_values import Dim
+from passes.rewrites.node_writer import NodeWriter, NotHandledError
+from passes.rewrites.rewriter import Rewriter
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 
@@ -42,38 +44,37 @@ class SeparateInputs:
         return [part.value for part in self.parts]
 
 
-def separate_inputs(writer: NodeWriter, types: GraphTypes) -> SeparateInputs | None:
+def separate_inputs(writer: NodeWriter) -> SeparateInputs | None:
     """Write the nodes that separate the inputs of `writer.node`; None if each of Q, K and V is an input already.
 
     Raises:
         NotHandledError: the sizes are not known, or not those that the operator takes.
     """
-    return SEPARATORS[op_of(writer.node)](writer, types)
+    return SEPARATORS[op_of(writer.node)](writer)
 
 
-def _separate_multi_head(writer: NodeWriter, types: GraphTypes) -> SeparateInputs | None:
+def _separate_multi_head(writer: NodeWriter) -> SeparateInputs | None:
     """MultiHeadAttention with [batch, length, heads, 3, size] as Q, or [batch, length, heads, 2, size] as K."""
     query, key, value = (input_of(writer.node, position) for position in range(3))
     if value:
         return None
     if not key:
-        parts, marker = _unstack(writer, types, query, "qkv")
+        parts, marker = _unstack(writer, query, "qkv")
     else:
-        width = types.dim(query, 2)
-        if not isinstance(width, int) or types.rank(query) != 3:
+        width = writer.graph.dim(query, 2)
+        if not isinstance(width, int) or writer.graph.rank(query) != 3:
             raise NotHandledError(f"the shape of its input {query} is not known, or not [batch, length, width]")
-        parts, marker = _unstack(writer, types, key, "kv")
-        parts = [InputPart(query, width, types.dim(query, 1)), *parts]
+        parts, marker = _unstack(writer, key, "kv")
+        parts = [InputPart(query, width, writer.graph.dim(query, 1)), *parts]
     first, second, third = parts
     return SeparateInputs((first, second, third), marker)
 
 
-def _unstack(writer: NodeWriter, types: GraphTypes, value: str, names: str) -> tuple[list[InputPart], str]:
+def _unstack(writer: NodeWriter, value: str, names: str) -> tuple[list[InputPart], str]:
     """Separate a value [batch, length, heads, parts, size].
 
     Args:
         writer: writes the nodes.
-        types: the shapes of the values.
         value: its name.
         names: a letter for each part along axis 3: `qkv` or `kv`.
 
@@ -83,8 +84,8 @@ def _unstack(writer: NodeWriter, types: GraphTypes, value: str, names: str) -> t
     Raises:
         NotHandledError: the value has another shape, or its shape is not known.
     """
-    heads, size = types.dim(value, 2), types.dim(value, 4)
-    is_packed = types.rank(value) == 5 and types.dim(value, 3) == len(names)
+    heads, size = writer.graph.dim(value, 2), writer.graph.dim(value, 4)
+    is_packed = writer.graph.rank(value) == 5 and writer.graph.dim(value, 3) == len(names)
     if not is_packed or not isinstance(heads, int) or not isinstance(size, int):
         raise NotHandledError(f"its input {value} is not packed in {len(names)}, or its shape is not known")
     sizes = writer.ints([0, 0, heads * size], "shape")
@@ -93,30 +94,30 @@ def _unstack(writer: NodeWriter, types: GraphTypes, value: str, names: str) -> t
         for at, name in enumerate(names)
     ]
     values = [writer.add("Reshape", part, sizes, label=name) for part, name in zip(chosen, names, strict=True)]
-    return [InputPart(part, heads * size, types.dim(value, 1)) for part in values], chosen[0]
+    return [InputPart(part, heads * size, writer.graph.dim(value, 1)) for part in values], chosen[0]
 
 
-def _separate_grouped(writer: NodeWriter, types: GraphTypes) -> SeparateInputs | None:
+def _separate_grouped(writer: NodeWriter) -> SeparateInputs | None:
     """GroupQueryAttention with Q, K and V joined in its first input."""
     node = writer.node
     if input_of(node, 1) or input_of(node, 2):
         return None
-    width = types.dim(node.input[0], 2)
+    width = writer.graph.dim(node.input[0], 2)
     heads, groups = (int(attribute_of(node, name, 0)) for name in ("num_heads", "kv_num_heads"))
     if not isinstance(width, int) or not heads or not groups or width % (heads + 2 * groups):
         raise NotHandledError("its width is not known, or not that of its heads")
     size = width // (heads + 2 * groups)
     widths = [count * size for count in (heads, groups, groups)]
-    return _split(writer, node.input[0], widths, types.dim(node.input[0], 1))
+    return _split(writer, node.input[0], widths, writer.graph.dim(node.input[0], 1))
 
 
-def _separate_product(writer: NodeWriter, types: GraphTypes) -> SeparateInputs:
+def _separate_product(writer: NodeWriter) -> SeparateInputs:
     """Attention multiplies with one weight for Q, K and V."""
     data, weight = writer.node.input[:2]
-    return _split_product(writer, types, writer.add("MatMul", data, weight, label="projected"))
+    return _split_product(writer, writer.add("MatMul", data, weight, label="projected"))
 
 
-def _separate_quantized(writer: NodeWriter, types: GraphTypes) -> SeparateInputs:
+def _separate_quantized(writer: NodeWriter) -> SeparateInputs:
     """QAttention multiplies integers: the products are exact, and are scaled as the operator scales them."""
     node = writer.node
     integers = [input_of(node, position) for position in (0, 1, 6, 7)]
@@ -125,13 +126,13 @@ def _separate_quantized(writer: NodeWriter, types: GraphTypes) -> SeparateInputs
     value = writer.add("MatMulInteger", *integers, label="projected")
     value = writer.add("Cast", value, label="projected_float", to=TensorProto.FLOAT)
     value = writer.add("Mul", value, node.input[3], label="projected_of_input")
-    return _split_product(writer, types, writer.add("Mul", value, node.input[4], label="projected_scaled"))
+    return _split_product(writer, writer.add("Mul", value, node.input[4], label="projected_scaled"))
 
 
-def _split_product(writer: NodeWriter, types: GraphTypes, value: str) -> SeparateInputs:
+def _split_product(writer: NodeWriter, value: str) -> SeparateInputs:
     """Add the bias of the operator, and divide its product by `qkv_hidden_sizes`."""
     node = writer.node
-    width = types.dim(node.input[1], 1)
+    width = writer.graph.dim(node.input[1], 1)
     if not isinstance(width, int):
         raise NotHandledError("the size of its weight is not known")
     widths = attribute_of(node, "qkv_hidden_sizes") or [width // 3] * 3
@@ -139,7 +140,7 @@ def _split_product(writer: NodeWriter, types: GraphTypes, value: str) -> Separat
         raise NotHandledError("its weight is not that of its heads")
     if input_of(node, 2):
         value = writer.add("Add", value, node.input[2], label="projected_with_bias")
-    return _split(writer, value, list(widths), types.dim(node.input[0], 1))
+    return _split(writer, value, list(widths), writer.graph.dim(node.input[0], 1))
 
 
 def _split(writer: NodeWriter, value: str, widths: Sequence[int], length: Dim) -> SeparateInputs:
@@ -148,7 +149,7 @@ def _split(writer: NodeWriter, value: str, widths: Sequence[int], length: Dim) -
     return SeparateInputs((first, second, third), names[0])
 
 
-SEPARATORS: Final[Mapping[str, Callable[[NodeWriter, GraphTypes], SeparateInputs | None]]] = {
+SEPARATORS: Final[Mapping[str, Callable[[NodeWriter], SeparateInputs | None]]] = {
     f"{CONTRIB}.MultiHeadAttention": _separate_multi_head,
     f"{CONTRIB}.GroupQueryAttention": _separate_grouped,
     f"{CONTRIB}.Attention": _separate_product,
@@ -193,25 +194,25 @@ def unpack_attentions(model: DetachedModel, left: Collection[str] = ()) -> Unpac
     packed = [node for node in view.own if op_of(node) in SEPARATORS and node.output[0] not in left]
     if not packed:
         return UnpackedModel(model)
-    edit, types = GraphEdit.of(view), GraphTypes.of(view)
+    rewriter = Rewriter(view)
     markers: dict[str, str] = {}
     notes: list[str] = []
     for node in packed:
-        writer = _UnpackedWriter(node, edit)
+        writer = _UnpackedWriter(node, rewriter)
         try:
-            _check(writer, types)
-            inputs = separate_inputs(writer, types)
+            _check(writer)
+            inputs = separate_inputs(writer)
         except NotHandledError as why:
             notes.append(f"{node.name or node.output[0]}, a {op_of(node)}, is not taken apart: {why}")
             continue
         if inputs is not None:
             ENDS[op_of(node)](writer, inputs)
-            edit.replace_by(writer)
+            rewriter.replace_by(node, writer.nodes)
             markers[node.output[0]] = inputs.marker
-    return UnpackedModel(edit.model() if markers else model, markers, tuple(notes))
+    return UnpackedModel(rewriter.written() if markers else model, markers, tuple(notes))
 
 
-def _check(writer: NodeWriter, types: GraphTypes) -> None:
+def _check(writer: NodeWriter) -> None:
     """Raise where the operator has an input, an attribute or an output that the new operator does not take."""
     node = writer.node
     limits = LIMITS.get(op_of(node))
@@ -226,7 +227,7 @@ def _check(writer: NodeWriter, types: GraphTypes) -> None:
     if any(node.output[limits.most_outputs :]):
         raise NotHandledError(f"it has a second output{limits.advice}")
     mask = input_of(node, limits.mask)
-    if mask and types.rank(mask) not in (2, 3):
+    if mask and writer.graph.rank(mask) not in (2, 3):
         raise NotHandledError(f"it has a mask of lengths{limits.advice}")
 
 

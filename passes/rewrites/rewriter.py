@@ -1,66 +1,87 @@
 """A copy of a graph that is changed in place: producers and consumers stay right after each change.
 
-`GraphEdit` collects changes to a graph that stays as it is. A chain of small rewrites needs to see what the rewrites
-before it have made: it uses a `Rewriter`.
+Its names, types and stored tensors are in `graph_values.py`; `node_writer.py` writes the nodes that replace one node.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from copy import copy
 from typing import Any, Final
 
-import numpy as np
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, helper
 
 from passes.context import PassContext
 from passes.graph.index import (
     computed_values,
     constant_of,
+    copy_of,
     drop_unread,
-    initializers_of,
     replace_entries,
     take_name,
     unread_tensors,
-    value_names,
 )
-from passes.graph.op_facts import ONNX_DOMAINS, opset_of
+from passes.graph.op_facts import ONNX_DOMAINS, first_output, op_of, opset_of
 from passes.graph.traversal import bodies_in, live_nodes, reads_of, sort_nodes
-from passes.rewrites.graph_edit import Dim, GraphTypes
+from passes.provenance.weight_origins import part_name
+from passes.rewrites.graph_values import Dim, GraphValues
 from passes.step import PassResult, Step
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
-from passes.weights.stand_ins import Array, Key, Weight, digest_of, key_of, stored_array
+from passes.weights.stand_ins import Array
 
 
-class Rewriter:
-    """The main graph of `model`, to change node by node; bodies of nodes and functions stay as they are.
+class Rewriter(GraphValues):
+    """The main graph of a model, to change node by node; bodies of nodes and functions stay as they are.
 
     A value that is an output of the graph, or that a body reads, is `held`: it keeps its name and stays computed.
+
+    A rewrite that sees what the rewrites before it have made reads `producers` and `consumers`. One that decides on the
+    graph as it was reads `view`, and hands nodes of `view` to `take_out`, `replace_node` and `replace_by`.
+
+    Args:
+        view: the graph as it is; it does not change.
+        second: the number after the second value of one name.
+        keeps_dead: whether nodes stay on which no output depends, and did not before.
     """
 
-    def __init__(self, model: DetachedModel, context: PassContext) -> None:
-        self.model = model
-        self._types = dict(_types_of(model, context).infos)
-        self.proto = model.copy_proto()
+    def __init__(self, view: GraphView, second: int = 2, *, keeps_dead: bool = True) -> None:
+        super().__init__(view, second)
+        self.proto = self.model.copy_proto()
         graph = self.proto.graph
         self.opset = opset_of(self.proto)
-        self.fed = {info.name for info in graph.input}
-        self.stored = initializers_of(graph)
         self.producers: dict[str, NodeProto] = {}
         self.consumers: defaultdict[str, list[NodeProto]] = defaultdict(list)
-        self.held = {info.name for info in graph.output}
-        self.changes = 0
+        self.held = dict.fromkeys(view.outputs, "the model's output")
+        """Value → who reads it apart from the inputs of the nodes of this graph."""
+        self.place: float = math.inf
+        """The position in the graph before which nodes are added; by default at the end."""
         self._spare = unread_tensors(graph)
         """Stored tensors that nothing read before."""
-        self._names = value_names(graph) | {node.name for node in graph.node}
+        self._droppable = computed_values(live_nodes(graph)).keys() if keeps_dead else None
+        """Values of the nodes that may go where nothing reads them; None for all."""
+        self._node_names = {node.name for node in graph.node}
         self._nodes: dict[int, NodeProto] = {}
-        self._weights: dict[Key, Weight] = {}
-        self._made: dict[tuple[object, ...], str] = {}
-        for node in graph.node:
-            self._enter(node)
+        self._places: dict[int, tuple[float, int]] = {}
+        """Id of a node → where it belongs; what is added before a node comes first."""
+        self.changes = 0
+        for place, node in enumerate(graph.node):
+            self.enter(node, (place, 1))
             if bodies_in(node):
-                self.held.update(reads_of(node))
+                self.held |= dict.fromkeys(reads_of(node), f"the body of {op_of(node)}")
+        self.changes = 0  # since the graph as it was
+        self._twins = {id(node): twin for node, twin in zip(view.own, graph.node, strict=True)}
+        """Id of a node of the view → its copy, which changes."""
+
+    @classmethod
+    def of(cls, model: DetachedModel, context: PassContext) -> Rewriter:
+        """A rewriter of `model`; steps in a row that change nothing share its inferred types."""
+        known = context.cache.get(VIEW)
+        if known is None or known.model is not model:
+            known = context.cache[VIEW] = GraphView(model)
+        return cls(known, keeps_dead=False)
 
     def is_kept(self, name: str) -> bool:
         """Whether a value stays that nodes read as well: a structure that somebody keeps may end there."""
@@ -88,13 +109,8 @@ class Rewriter:
 
     def constant(self, name: str) -> Array | None:
         """The elements of a constant that nobody can override; None for other values, and for an unread weight."""
-        tensor = self.stored.get(name) if name not in self.fed else None
-        if tensor is None and name in self.producers:
-            tensor = constant_of(self.producers[name])
-        if tensor is None or tensor.data_type == TensorProto.STRING or self.model.is_unread(tensor):
-            return None
-        weight = self._weight_of(tensor)
-        return self.model.array(tensor) if weight is None else weight.array()
+        node = self.producers.get(name)
+        return self.array(name) if node is None else self._elements(constant_of(node))
 
     def scalar(self, name: str) -> float | None:
         """The value of a float constant of one element; None for other values."""
@@ -108,20 +124,6 @@ class Rewriter:
         """The elements of a small constant of integers; None for other values."""
         array = self.constant(name)
         return array.reshape(-1).tolist() if array is not None and array.dtype.kind in "iu" else None
-
-    def shape(self, name: str) -> tuple[Dim, ...] | None:
-        """Sizes, names of symbolic sizes, and None for sizes with neither; None if the rank is not known."""
-        return self._types.get(name, (0, None))[1]
-
-    def dtype(self, name: str) -> int:
-        """The ONNX dtype of a value; 0 if that is not known."""
-        return self._types.get(name, (0, None))[0]
-
-    def fixed_shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape of a value whose sizes are all known."""
-        shape = self.shape(name)
-        sizes = tuple(dim for dim in shape or () if isinstance(dim, int))
-        return sizes if shape is not None and len(sizes) == len(shape) else None
 
     def add(
         self,
@@ -147,7 +149,7 @@ class Rewriter:
         """
         names = [output or self.free(f"{like.output[0]}/{op.lower()}")]
         self.add_many(op, inputs, like, names, **attributes)
-        self._types[names[0]] = dtype or self.dtype(like.output[0]), None if shape is None else tuple(shape)
+        self.declare(names[0], dtype or self.dtype(like.output[0]), shape)
         return names[0]
 
     def add_many(
@@ -155,18 +157,11 @@ class Rewriter:
     ) -> NodeProto:
         """Add a node with these outputs, whose types stay unknown."""
         title = self.free(f"{like.name or like.output[0]}/{op}")
-        node = helper.make_node(op, inputs, outputs, name=title, **attributes)
-        self._enter(node)
-        self.changes += 1
-        return node
-
-    def declare(self, name: str, dtype: int, shape: Sequence[Dim]) -> None:
-        """Say which type a new value has."""
-        self._types[name] = dtype, tuple(shape)
+        return self.enter(helper.make_node(op, inputs, outputs, name=title, **attributes))
 
     def reshape(self, name: str, shape: Sequence[int], like: NodeProto) -> str:
         """Add a Reshape of a value to fixed sizes."""
-        sizes = self.constant_of(np.array(shape, np.int64), f"{name}/shape")
+        sizes = self.constant_ints(shape, f"{name}/shape")
         return self.add("Reshape", [name, sizes], like, shape, dtype=self.dtype(name))
 
     def transpose(self, name: str, perm: Sequence[int], like: NodeProto) -> str:
@@ -195,30 +190,8 @@ class Rewriter:
         made = self.add_many(node.op_type, inputs, node, names, **changed)
         made.attribute.extend(attribute for attribute in node.attribute if attribute.name not in changed)
         for old, new, shape in zip(node.output, names, shapes, strict=True):
-            self._types[new] = self.dtype(old), None if shape is None else tuple(shape)
+            self.declare(new, self.dtype(old), shape)
         return names
-
-    def constant_of(self, array: Array, label: str) -> str:
-        """The name of a stored tensor of these elements; tensors of equal content that were made here are one."""
-        key = array.dtype, array.shape, digest_of(array)
-        if key not in self._made:
-            self._made[key] = self.store(array, label)
-        return self._made[key]
-
-    def store(self, array: Array, label: str) -> str:
-        """The name of a new stored tensor."""
-        name = self.free(label)
-        self.stored[name], weights = stored_array(array, name)
-        self._weights |= weights
-        self._types[name] = self.stored[name].data_type, array.shape
-        return name
-
-    def free(self, name: str) -> str:
-        return take_name(name, self._names, 2)
-
-    def release_names(self, names: Iterable[str]) -> None:
-        """Let new values have these names: what has them now goes."""
-        self._names.difference_update(names)
 
     def turn_into(self, node: NodeProto, op: str, inputs: Sequence[str], domain: str = "", **attributes: Any) -> None:
         """Make another operator of a node, on other inputs; nodes that only it read go."""
@@ -255,13 +228,13 @@ class Rewriter:
             self.drop_unread(old)
             return
         made, is_held = self.producers.get(new), new in self.held
-        self.held.add(new)  # for now: the old producer may be all that reads it
+        self.held.setdefault(new, "the new producer")  # for now: the old producer may be all that reads it
         if any(self.consumers[name] or name in self.held for name in producer.output if name != old):
             self.rename(old, old)  # its other outputs stay
         else:
             self.remove(producer)
         if not is_held:
-            self.held.remove(new)
+            del self.held[new]
         if made is None or is_held or bodies_in(made):
             self.add("Identity", [new], producer, output=old)
             return
@@ -291,7 +264,7 @@ class Rewriter:
         new, producer = self.free(label), self.producers.pop(old)
         self.producers[new] = producer
         producer.output[list(producer.output).index(old)] = new
-        self._types[new] = self._types.get(old, (0, None))
+        self.declare(new, self.dtype(old), self.shape(old))
         self.changes += 1
         return new
 
@@ -309,15 +282,9 @@ class Rewriter:
             gone = pending.pop()
             if gone is not node and id(gone) not in self._nodes:
                 continue
-            self._nodes.pop(id(gone), None)
-            self.changes += 1
-            for name in gone.output:
-                self.producers.pop(name, None)
-            for name in dict.fromkeys(gone.input):
-                self.consumers[name] = [consumer for consumer in self.consumers[name] if consumer is not gone]
-                before = self.producers.get(name)
-                if before is not None and self._is_unread(before):
-                    pending.append(before)
+            self.take_out(gone)
+            sources = (self.producers.get(name) for name in dict.fromkeys(gone.input))
+            pending += [before for before in sources if before is not None and self._is_unread(before)]
 
     def drop_unread(self, name: str) -> None:
         """Take the node out that makes a value which nothing reads any more."""
@@ -332,28 +299,94 @@ class Rewriter:
             default: what is said where all are empty.
         """
         why = "; ".join(filter(None, phrases)) or default or None
-        if not self.changes:
-            return PassResult(self.model, changed=False, why=why)
+        return PassResult(self.written() if self.changes else self.model, self.changes > 0, why)
+
+    def written(self) -> DetachedModel:
+        """The model with all changes, without the nodes and tensors that nothing reads any more."""
         graph = self.proto.graph
-        replace_entries(graph.node, self._nodes.values())
+        replace_entries(graph.node, sorted(self._nodes.values(), key=lambda node: self._places[id(node)]))
         sort_nodes(graph)
-        live = computed_values(live_nodes(graph)).keys()
-        replace_entries(graph.node, [node for node in graph.node if not live.isdisjoint(node.output)])
+        live, droppable = computed_values(live_nodes(graph)).keys(), self._droppable
+        stays = [
+            node
+            for node in graph.node
+            if not live.isdisjoint(node.output) or (droppable is not None and droppable.isdisjoint(node.output))
+        ]
+        replace_entries(graph.node, stays)
         replace_entries(graph.initializer, self.stored.values())
         drop_unread(graph, self._spare)
-        return PassResult(DetachedModel(self.proto, {**self.model.weights, **self._weights}), why=why)
+        return DetachedModel(self.proto, {**self.model.weights, **self._weights})
 
-    def _enter(self, node: NodeProto) -> None:
+    def state(self) -> dict[str, Any]:
+        """A copy of what was added and taken out, for `restore`; inputs and outputs that were changed stay changed."""
+        kinds = dict | set | int | float
+        copies = {name: copy(value) for name, value in vars(self).items() if isinstance(value, kinds)}
+        copies["consumers"] = defaultdict(list, {name: [*nodes] for name, nodes in self.consumers.items()})
+        return copies
+
+    def restore(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+    def take_out(self, node: NodeProto) -> None:
+        """Take a node out, which may be one of the view; the nodes before it go at the end, if nothing reads them."""
+        own = self._twins.get(id(node), node)
+        self._nodes.pop(id(own), None)
+        self.changes += 1
+        for name in own.output:
+            self.producers.pop(name, None)
+        for name in dict.fromkeys(own.input):
+            self.consumers[name] = [consumer for consumer in self.consumers[name] if consumer is not own]
+
+    def replace_node(self, node: NodeProto, op: str, inputs: Sequence[str], *outputs: str) -> None:
+        """Put `op` in place of a node of the view, with its name, its metadata and, for the same operator, its
+        attributes."""
+        same = NodeProto(op_type=op, name=node.name, input=inputs, output=outputs)
+        same.metadata_props.extend(node.metadata_props)
+        same.attribute.extend(node.attribute if op == node.op_type else ())
+        self.replace_by(node, [same])
+
+    def replace_by(self, node: NodeProto, others: Sequence[NodeProto]) -> None:
+        """Put other nodes in place of a node of the view."""
+        self.take_out(node)
+        for other in others:
+            self.enter(other, (self.view.positions[first_output(node)], 0))
+
+    def copy_node(self, node: NodeProto, inputs: Sequence[str], output: str, role: str, **sizes: int) -> str:
+        """Add a copy of `node` on other inputs; `sizes` are the attributes with new values."""
+        same = copy_of(node)
+        for attribute in same.attribute:
+            if attribute.name in sizes:
+                attribute.i = sizes[attribute.name]
+        same.input[:], same.output[:] = inputs, [output]
+        self.enter_like(same, node, role)
+        return output
+
+    def add_node(
+        self, op: str, inputs: Sequence[str], output: str, template: NodeProto, role: str, **attributes: Any
+    ) -> str:
+        """Add a node with one output, as `enter_like` does."""
+        self.enter_like(helper.make_node(op, inputs, [output], **attributes), template, role)
+        return output
+
+    def enter_like(self, node: NodeProto, template: NodeProto, role: str) -> None:
+        """Add `node` with the metadata of `template`, and a name after its."""
+        if not node.metadata_props:
+            node.metadata_props.extend(template.metadata_props)
+        node.name = take_name(part_name(template.name, role), self._node_names) if template.name else ""
+        self.enter(node)
+
+    def enter(self, node: NodeProto, place: tuple[float, int] | None = None) -> NodeProto:
+        """Add `node` as it is, by default at `self.place`."""
         self._nodes[id(node)] = node
+        self._places[id(node)] = place or (self.place, 0)
         self.producers |= {name: node for name in node.output if name}
         for name in dict.fromkeys(node.input):
             self.consumers[name].append(node)
+        self.changes += 1
+        return node
 
     def _is_unread(self, node: NodeProto) -> bool:
         return id(node) in self._nodes and not any(self.consumers[name] or name in self.held for name in node.output)
-
-    def _weight_of(self, tensor: TensorProto) -> Weight | None:
-        return self._weights.get(key) if self._weights and (key := key_of(tensor)) is not None else None
 
 
 class RewriteStep(Step):
@@ -363,7 +396,7 @@ class RewriteStep(Step):
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         why = self.why_not({node.op_type for node in model.proto.graph.node})
-        return PassResult(model, changed=False, why=why) if why else self.rewrite(Rewriter(model, context))
+        return PassResult(model, changed=False, why=why) if why else self.rewrite(Rewriter.of(model, context))
 
     def why_not(self, ops: Set[str]) -> str:
         """Why a graph stays as it is whatever its nodes read.
@@ -393,13 +426,5 @@ def is_float(array: Array) -> bool:
     return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
 
 
-def _types_of(model: DetachedModel, context: PassContext) -> GraphTypes:
-    """The inferred types of `model`; steps in a row that change nothing share them."""
-    known = context.cache.get(TYPES)
-    if known is None or known.model is not model:
-        known = context.cache[TYPES] = GraphTypes.of(GraphView(model))
-    return known
-
-
-TYPES: Final = "rewriter/types"
-"""The key of the last types in the cache of a context."""
+VIEW: Final = "rewriter/view"
+"""The key of the last view in the cache of a context."""

@@ -21,7 +21,7 @@ from passes.errors import PolicyError
 from passes.graph.index import initializers_of
 from passes.graph.op_facts import op_of
 from passes.provenance.annotations import annotations_of
-from passes.rewrites.graph_edit import GraphEdit, outside_readers
+from passes.rewrites.rewriter import Rewriter
 from passes.step import PassResult, Step
 from passes.structures.view import GraphView
 from passes.suggest import plural
@@ -51,7 +51,7 @@ class SmoothQuant(Step, name="smooth-quant", reads="values", source="onnxsim"):
             raise PolicyError(f"pass {self.name!r}: alpha is {self.alpha!r}; expected a number from 0 to 1")
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        smoother = _Smoother(GraphEdit.of(GraphView(model)), self.add_nodes, common_of=_widest)
+        smoother = _Smoother(Rewriter(GraphView(model)), self.add_nodes, common_of=_widest)
         return _scale(model, context, smoother, find_factors, {"alpha": float(self.alpha)})
 
 
@@ -74,7 +74,7 @@ class Awq(Step, name="awq", reads="values", source="onnxsim"):
             raise PolicyError(f"pass {self.name!r}: alphas is {self.alphas!r}; expected an integer of 2 or more")
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
-        smoother = _Smoother(GraphEdit.of(GraphView(model)), self.add_nodes, common_of=_middle)
+        smoother = _Smoother(Rewriter(GraphView(model)), self.add_nodes, common_of=_middle)
         return _scale(model, context, smoother, find_awq_factors, {"alphas": self.alphas})
 
 
@@ -96,7 +96,7 @@ def _scale(
     smoother.smooth(factors)
     smoother.passed = _products_without_factor(model, factors)
     why = "; ".join(smoother.describe()) or None
-    return PassResult(smoother.edit.model() if smoother.smoothed else model, smoother.smoothed > 0, why)
+    return PassResult(smoother.graph.written() if smoother.smoothed else model, smoother.smoothed > 0, why)
 
 
 def _products_without_factor(model: DetachedModel, factors: Factors) -> list[str]:
@@ -151,7 +151,7 @@ UNSEEN: Final = 1e8
 class _Smoother:
     """Writes the factors into norms and weights."""
 
-    edit: GraphEdit
+    graph: Rewriter
     adds_nodes: bool
     common_of: Callable[[Array], Array]
     """One factor for all products of one value, of their factors in rows."""
@@ -161,23 +161,22 @@ class _Smoother:
     """Products with a stored matrix for which the library has no factor."""
 
     def smooth(self, factors: Factors) -> None:
-        view = self.edit.view
+        view = self.graph.view
         by_data: dict[str, list[NodeProto]] = defaultdict(list)
         for node in view.own:
             if node.output and node.output[0] in factors:
                 by_data[node.input[0]].append(node)
-        fixed = outside_readers(view)
         for data, products in by_data.items():
             rows = np.stack([factors[node.output[0]].astype(np.float64).ravel() for node in products])
             common = _usable(self.common_of(rows))
             if common is None:
                 self.left += len(products)
                 continue
-            alone = data not in fixed and len(view.consumers[data]) == len(products)
-            before = self.edit.state()
+            alone = data not in self.graph.held and len(view.consumers[data]) == len(products)
+            before = self.graph.state()
             name = data
-            if not (alone and self._scale_norm(data, common, fixed)):
-                self.edit.restore(before)
+            if not (alone and self._scale_norm(data, common)):
+                self.graph.restore(before)
                 if not self.adds_nodes:
                     self.left += len(products)
                     continue
@@ -196,7 +195,7 @@ class _Smoother:
         if self.passed:
             more = " …" if len(self.passed) > 1 else ""
             yield f"onnxsim gives no factor for {plural(len(self.passed), 'product')} ({self.passed[0]}{more})"
-        view = self.edit.view
+        view = self.graph.view
         gemms = [node for node in view.by_op.get("Gemm", ()) if node.input[1] in view.folded]
         if gemms:
             writers = dict.fromkeys(author for node in gemms if (author := annotations_of(node).author))
@@ -204,9 +203,9 @@ class _Smoother:
             advice = advice if writers else "the source has them"
             yield f"onnxsim smooths no Gemm ({len(gemms)} here): {advice}"
 
-    def _scale_norm(self, value: str, factor: Array, fixed: Mapping[str, str]) -> bool:
+    def _scale_norm(self, value: str, factor: Array) -> bool:
         """Multiply the channels of `value`, which a norm makes, by `factor`; False if none does."""
-        view = self.edit.view
+        view = self.graph.view
         node = view.producers.get(value)
         if node is None:
             return False
@@ -223,36 +222,36 @@ class _Smoother:
             return False
         if operator == "Add":  # a bias: what it is added to is scaled as well
             (data,) = (name for name in node.input if name not in renewed)
-            if data in fixed or len(view.consumers[data]) > 1 or not self._scale_norm(data, factor, fixed):
+            if data in self.graph.held or len(view.consumers[data]) > 1 or not self._scale_norm(data, factor):
                 return False
         inputs = [renewed.get(name) or name for name in node.input]
         if inputs != list(node.input):
-            self.edit.replace_node(node, node.op_type, inputs, value)
+            self.graph.replace_node(node, node.op_type, inputs, value)
         return True
 
     def _scale_vector(self, name: str, factor: Array) -> str | None:
         """The stored vector `name` times `factor`; None if it is no vector of one number per channel."""
-        view = self.edit.view
+        view = self.graph.view
         tensor = view.initializers.get(name)
         if tensor is None or name in view.inputs:
             return None
         array = view.model.array(tensor)
         if array.ndim == 0 or array.size != array.shape[-1] or array.size != factor.size or array.dtype != np.float32:
             return None
-        return self.edit.renew_tensor(name, (array.astype(np.float64) * factor).astype(array.dtype))
+        return self.graph.renew_tensor(name, (array.astype(np.float64) * factor).astype(array.dtype))
 
     def _add_mul(self, data: str, factor: Array, consumer: NodeProto) -> str:
-        self.edit.position = self.edit.view.positions[consumer.output[0]]
-        name = self.edit.store(factor.astype(np.float32), f"{data}.smooth")
-        return self.edit.add_node("Mul", [data, name], self.edit.free(f"{data}.smoothed"), consumer, "smooth")
+        self.graph.place = self.graph.view.positions[consumer.output[0]]
+        name = self.graph.store(factor.astype(np.float32), f"{data}.smooth")
+        return self.graph.add_node("Mul", [data, name], self.graph.free(f"{data}.smoothed"), consumer, "smooth")
 
     def _divide_weight(self, node: NodeProto, data: str, factor: Array) -> None:
-        view = self.edit.view
+        view = self.graph.view
         array = view.model.array(view.initializers[node.input[1]])
         divided = (array.astype(np.float64) / factor[:, None]).astype(array.dtype)
-        name = self.edit.renew_tensor(node.input[1], divided)
+        name = self.graph.renew_tensor(node.input[1], divided)
         if [data, name] != list(node.input):
-            self.edit.replace_node(node, node.op_type, [data, name], node.output[0])
+            self.graph.replace_node(node, node.op_type, [data, name], node.output[0])
 
 
 def _widest(factors: Array) -> Array:

@@ -16,9 +16,9 @@ from passes.graph.op_facts import attribute_of, op_of, opset_of
 from passes.provenance.weight_origins import part_name
 from passes.rewrites.channel_layout import AxisFactor, Group
 from passes.rewrites.channel_values import ChannelOp, ChannelValue, channel_values
-from passes.rewrites.graph_edit import GraphEdit, outside_readers
 from passes.rewrites.layout_map import LayoutStep, layout_steps
 from passes.rewrites.merged_product import MergedProduct, NotSplit, StoredChannels, read_product, stored_channels
+from passes.rewrites.rewriter import Rewriter
 from passes.structures.axes import product_of
 from passes.structures.matrices import matrix_of
 from passes.structures.view import NBITS, GraphView, modules_of
@@ -61,7 +61,7 @@ def split_products(view: GraphView, wanted: Mapping[str, Roles]) -> SplitModel:
 
     A product that cannot be taken apart stays, with a note. The given model does not change.
     """
-    edit, fixed = GraphEdit.of(view), outside_readers(view)
+    rewriter = Rewriter(view)
     split: list[str] = []
     notes: dict[str, list[str]] = {}
     for value, roles in wanted.items():
@@ -71,14 +71,14 @@ def split_products(view: GraphView, wanted: Mapping[str, Roles]) -> SplitModel:
             product = read_product(view, node)
             title = product.matrix.name
             root = channel_values(view, product)
-            parts = list(_find_parts(product, root, roles, fixed))
+            parts = list(_find_parts(product, root, roles, rewriter.held))
             _refuse_shared_channels(parts)
-            _Splitter(edit).split(product, root, _by_role(parts, roles))
+            _Splitter(rewriter).split(product, root, _by_role(parts, roles))
             split.append(title)
         except NotSplit as why:
             notes.setdefault(str(why), []).append(title)
     said = tuple(f"{join_first(titles, 1, AND_MORE)} {why}" for why, titles in notes.items())
-    return SplitModel(edit.model() if split else view.model, tuple(split), said)
+    return SplitModel(rewriter.written() if split else view.model, tuple(split), said)
 
 
 def _matrix_name(view: GraphView, node: NodeProto) -> str:
@@ -145,7 +145,7 @@ def _refuse_shared_channels(parts: Sequence[ChannelPart]) -> None:
 class _Splitter:
     """Writes the products of all roles in place of a merged one."""
 
-    edit: GraphEdit
+    graph: Rewriter
 
     def split(self, product: MergedProduct, root: ChannelValue, roles: Mapping[str, Sequence[ChannelPart]]) -> None:
         """Replace `product` by one for each role; in case of an error nothing is changed.
@@ -153,36 +153,37 @@ class _Splitter:
         Raises:
             NotSplit: a tensor that cannot be cut, or sizes that are not known.
         """
-        before = self.edit.state()
-        self.edit.position = self.edit.view.positions[product.value]
+        before = self.graph.state()
+        self.graph.place = self.graph.view.positions[product.value]
         ends = {part.value.name for parts in roles.values() for part in parts}
-        self.edit.removed.update((id(product.node), *(id(node) for node in _nodes_between(root, ends))))
+        for node in (product.node, *_nodes_between(root, ends)):
+            self.graph.take_out(node)
         try:
             for node in _shapes_between(root, ends):
                 self._read_sizes_of_data(product, node)
             for role, parts in roles.items():
                 self._add_role(product, role, parts)
         except NotSplit:
-            self.edit.restore(before)
+            self.graph.restore(before)
             raise
 
     def _read_sizes_of_data(self, product: MergedProduct, node: NodeProto) -> None:
         """Make `node`, a Shape of the product, one of its data, with the number of channels as the last size."""
-        self.edit.removed.add(id(node))
-        dims = self.edit.view.dims(product.value)
+        self.graph.take_out(node)
+        dims = self.graph.view.dims(product.value)
         assert dims  # the product was read
         axes = list(range(len(dims)))[attribute_of(node, "start", 0) : attribute_of(node, "end")]
         positions, name = [at for at in axes if at != len(dims) - 1], node.output[0]
         pieces: list[str] = []
         if positions:
-            sizes = self.edit.add_node("Shape", [product.data], self.edit.free(f"{name}.data"), node, "")
-            chosen = self.edit.ints(positions, f"{name}.places")
+            sizes = self.graph.add_node("Shape", [product.data], self.graph.free(f"{name}.data"), node, "")
+            chosen = self.graph.constant_ints(positions, f"{name}.places")
             pieces.append(
-                self.edit.add_node("Gather", [sizes, chosen], self.edit.free(f"{name}.positions"), node, "", axis=0)
+                self.graph.add_node("Gather", [sizes, chosen], self.graph.free(f"{name}.positions"), node, "", axis=0)
             )
         if len(axes) > len(positions):
-            pieces.append(self.edit.ints([int(dims[-1])], f"{name}.channels"))
-        self.edit.add_node("Concat", pieces, name, node, "", axis=0)
+            pieces.append(self.graph.constant_ints([int(dims[-1])], f"{name}.channels"))
+        self.graph.add_node("Concat", pieces, name, node, "", axis=0)
 
     def _add_role(self, product: MergedProduct, role: str, parts: Sequence[ChannelPart]) -> None:
         """Add the product of one role, the ops on each of its channels, and the layout that each consumer takes."""
@@ -202,16 +203,16 @@ class _Splitter:
         nodes = [product.node, *(op.node for op in ops)]
         # The last of the nodes makes the value that the consumers know, if that is all there is to do.
         known = {id(nodes[-1]): parts[0].value.name} if len(parts) == 1 and not steps[0] else {}
-        names = [known.get(id(node)) or self.edit.free(f"{node.output[0]}.{role}") for node in nodes]
+        names = [known.get(id(node)) or self.graph.free(f"{node.output[0]}.{role}") for node in nodes]
         inputs = list(product.node.input)
         for at, stored in product.weights.items():
             inputs[at] = self._cut_weight(stored, channels, role, product.node)
         sizes = {"N": len(channels)} if op_of(product.node) == NBITS else {}
-        value = self.edit.copy_node(product.node, inputs, names[0], role, **sizes)
+        value = self.graph.copy_node(product.node, inputs, names[0], role, **sizes)
         trailing = 0 if is_flat else -product.axis - 1
         if is_flat:
-            shape = self.edit.ints([-1, len(channels)], f"{value}.shape")
-            value = self.edit.add_node("Reshape", [value, shape], self.edit.free(f"{value}.flat"), product.node, role)
+            shape = self.graph.constant_ints([-1, len(channels)], f"{value}.shape")
+            value = self.graph.add_node("Reshape", [value, shape], self.graph.free(f"{value}.flat"), product.node, role)
         for op, name in zip(ops, names[1:], strict=True):
             value = self._copy_op(op, value, name, role, pieces, trailing)
         flat = {pieces[0].channels.tobytes(): value}
@@ -231,25 +232,25 @@ class _Splitter:
         for at, position in op.params.items():
             values = np.concatenate([part.value.layout.params[position].reshape(-1) for part in pieces])
             ones = 0 if op.node.op_type == "BatchNormalization" else trailing
-            matrix = matrix_of(self.edit.view, inputs[at])
+            matrix = matrix_of(self.graph.view, inputs[at])
             whole = None if matrix is None else matrix.stored
             part = _part_name(inputs[at], role, op.node)
-            inputs[at] = self.edit.store(values.reshape(-1, *[1] * ones), part, whole, role)
-        return self.edit.copy_node(op.node, inputs, name, role)
+            inputs[at] = self.graph.store(values.reshape(-1, *[1] * ones), part, whole, role)
+        return self.graph.copy_node(op.node, inputs, name, role)
 
     def _split_pieces(
         self, value: str, pieces: Sequence[ChannelPart], names: Mapping[bytes, str], axis: int, role: str
     ) -> dict[bytes, str]:
         """Split the channels of one role further, because its consumers read them in several pieces, called `names`."""
         keys = [part.channels.tobytes() for part in pieces]
-        names = {key: names.get(key) or self.edit.free(f"{value}.{at}") for at, key in enumerate(keys)}
+        names = {key: names.get(key) or self.graph.free(f"{value}.{at}") for at, key in enumerate(keys)}
         sizes = [len(part.channels) for part in pieces]
-        if opset_of(self.edit.view.model.proto) < SPLIT_TAKES_SIZES:
+        if opset_of(self.graph.view.model.proto) < SPLIT_TAKES_SIZES:
             node = onnx.helper.make_node("Split", [value], list(names.values()), axis=axis, split=sizes)
         else:
-            given = [value, self.edit.ints(sizes, f"{value}.sizes")]
+            given = [value, self.graph.constant_ints(sizes, f"{value}.sizes")]
             node = onnx.helper.make_node("Split", given, list(names.values()), axis=axis)
-        self.edit.add(node, _producer(pieces[0]), role)
+        self.graph.enter_like(node, _producer(pieces[0]), role)
         return dict(names)
 
     def _lay_out(
@@ -258,15 +259,15 @@ class _Splitter:
         """Give the channels in `source` the layout in which the consumers of `part` take them, by its name."""
         groups, template = list(order), _producer(part)
         if not steps:
-            self.edit.add_node("Identity", [source], part.value.name, template, role)
+            self.graph.add_node("Identity", [source], part.value.name, template, role)
         for at, step in enumerate(steps):
-            name = part.value.name if at == len(steps) - 1 else self.edit.free(f"{part.value.name}.{STEP_NAMES[at]}")
+            name = part.value.name if at == len(steps) - 1 else self.graph.free(f"{part.value.name}.{STEP_NAMES[at]}")
             after = list(map(tuple, step.groups))
             if step.perm:
-                source = self.edit.add_node("Transpose", [source], name, template, role, perm=list(step.perm))
+                source = self.graph.add_node("Transpose", [source], name, template, role, perm=list(step.perm))
             else:
                 shape = self._shape(groups, after, name)
-                source = self.edit.add_node("Reshape", [source, shape], name, template, role)
+                source = self.graph.add_node("Reshape", [source, shape], name, template, role)
             groups = after
 
     def _shape(self, before: Sequence[Group], after: Sequence[Group], name: str) -> str:
@@ -284,49 +285,49 @@ class _Splitter:
             sizes[unknown[0]] = -1
         known = [size for size in sizes if isinstance(size, int)]
         if len(known) == len(sizes):
-            return self.edit.ints(known, f"{name}.shape")
+            return self.graph.constant_ints(known, f"{name}.shape")
         return self._shape_at_run_time(sizes, name)
 
     def _shape_at_run_time(self, sizes: Sequence[int | tuple[str, int]], name: str) -> str:
         pieces = [self._size_at_run_time(size, name) for size in sizes]
-        key, edit = ("sizes", *pieces), self.edit
-        if key not in edit.made:
-            edit.made[key] = edit.free(f"{name}.shape")
-            edit.add_bare("Concat", pieces, edit.made[key], axis=0)
-        return edit.made[key]
+        key, graph = ("sizes", *pieces), self.graph
+        if key not in graph.made:
+            graph.made[key] = graph.free(f"{name}.shape")
+            graph.enter(onnx.helper.make_node("Concat", pieces, [graph.made[key]], axis=0))
+        return graph.made[key]
 
     def _size_at_run_time(self, size: int | tuple[str, int], name: str) -> str:
         if isinstance(size, int):
-            return self.edit.ints([size], f"{name}.size")
+            return self.graph.constant_ints([size], f"{name}.size")
         source, at = size
         if not source:
             raise NotSplit("has more than one size that is only known at run time")
-        edit = self.edit
-        if size not in edit.made:
-            index = edit.ints([at], f"{source}.place")
-            edit.made[size] = edit.free(f"{source}.{at}")
-            edit.add_bare("Gather", [source, index], edit.made[size], axis=0)
-        return edit.made[size]
+        graph = self.graph
+        if size not in graph.made:
+            index = graph.constant_ints([at], f"{source}.place")
+            graph.made[size] = graph.free(f"{source}.{at}")
+            graph.enter(onnx.helper.make_node("Gather", [source, index], [graph.made[size]], axis=0))
+        return graph.made[size]
 
     def _cut_weight(self, stored: StoredChannels, channels: Array, role: str, consumer: NodeProto) -> str:
         """The channels of a stored tensor, as the product reads them."""
         key, whole = (stored.tensor.name, stored.axis, channels.tobytes()), stored.tensor
-        if key not in self.edit.made:
-            model, name = self.edit.view.model, _part_name(whole.name, role, consumer)
+        if key not in self.graph.made:
+            model, name = self.graph.view.model, _part_name(whole.name, role, consumer)
             weight = model.weight(whole)
             if weight is not None and weight.unread:
                 rows = _unread_rows(weight, stored.axis, stored.positions(channels))
-                self.edit.made[key] = self.edit.store_weight(rows, name, whole, role)
+                self.graph.made[key] = self.graph.store_weight(rows, name, whole, role)
             else:
                 part = np.take(model.array(whole), stored.positions(channels), axis=stored.axis)
-                self.edit.made[key] = self.edit.store(np.ascontiguousarray(part), name, whole, role)
-        name = self.edit.made[key]
+                self.graph.made[key] = self.graph.store(np.ascontiguousarray(part), name, whole, role)
+        name = self.graph.made[key]
         for node, axis in reversed(stored.nodes):
             name = self._copy_weight_node(node, axis, name, channels, role)
         return name
 
     def _copy_weight_node(self, node: NodeProto, axis: int, name: str, channels: Array, role: str) -> str:
-        inputs, view = [name, *node.input[1:]], self.edit.view
+        inputs, view = [name, *node.input[1:]], self.graph.view
         dims = view.dims(node.output[0])
         if node.op_type == "DequantizeLinear" and dims is not None:
             along = attribute_of(node, "axis", 1) % len(dims)
@@ -337,10 +338,10 @@ class _Splitter:
                 if own and own != (1,) and along == axis % len(dims):
                     inputs[at] = self._cut_weight(stored_channels(view, given, 0), channels, role, node)
         key = ("weight node", node.output[0], *inputs)
-        if key not in self.edit.made:
-            self.edit.made[key] = self.edit.free(f"{node.output[0]}.{role}")
-            self.edit.copy_node(node, inputs, self.edit.made[key], role)
-        return self.edit.made[key]
+        if key not in self.graph.made:
+            self.graph.made[key] = self.graph.free(f"{node.output[0]}.{role}")
+            self.graph.copy_node(node, inputs, self.graph.made[key], role)
+        return self.graph.made[key]
 
 
 def _unread_rows(weight: Weight, axis: int, channels: Array) -> Weight:

@@ -15,10 +15,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from passes.graph.index import GraphIndex
 from passes.rewrites.attention_core import write_core
 from passes.rewrites.attention_operators import READERS, read_attention
-from passes.rewrites.graph_edit import GraphTypes, NewTensors, NodeWriter
+from passes.rewrites.graph_values import GraphValues
+from passes.rewrites.node_writer import NodeWriter
+from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 from pipeline.errors import Unsupported
 from pipeline.importers.from_onnx.source import element_type, op_key, schema_of
@@ -224,17 +225,21 @@ def attention_nodes(
     copy = onnx.NodeProto()
     copy.CopyFrom(node.proto)
     copy.name = fresh(copy.name or copy.output[0])
-    infos = {name: (element_type(spec.dtype), spec.sizes) for name in copy.input if name and (spec := specs[name])}
     arrays = {name: array for name in copy.input if name and (array := constants(name)) is not None}
     graph = helper.make_graph(
         [copy], "one_node", [], [], [numpy_helper.from_array(array, name) for name, array in arrays.items()]
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
-    written = NewTensors({*copy.input, *copy.output})
-    writer = NodeWriter(copy, written)
-    types = GraphTypes(infos, DetachedModel(model, {}), GraphIndex(model.graph))
-    write_core(read_attention(writer, types), writer)
-    stored = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in written.tensors]
+    values = GraphValues(GraphView(DetachedModel(model, {})))
+    for name in filter(None, copy.input):
+        values.declare(name, element_type(specs[name].dtype), specs[name].sizes)
+    writer = NodeWriter(copy, values)
+    write_core(read_attention(writer), writer)
+    made = {name: array for name in values.stored if name not in arrays and (array := values.array(name)) is not None}
+    stored = [
+        helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array, name))
+        for name, array in made.items()
+    ]
     opsets = {**node.opsets, "": max(node.opsets.get("", 0), OPSET)}
     for inner in stored:
         inner.metadata_props.extend(node.proto.metadata_props)

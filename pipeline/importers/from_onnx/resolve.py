@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
-from passes.rewrites.graph_edit import NotHandledError
+from passes.rewrites.node_writer import NotHandledError
 from passes.suggest import plural
 from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.importers.from_onnx.fold import FOLDERS, fold, foldable, wider_dtype
