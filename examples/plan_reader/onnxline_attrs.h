@@ -17,6 +17,7 @@ static inline void onnxline_print_item(onnxline_reader *in, int code, int depth)
     case 'N': printf("none"); break;
     case '?': printf(onnxline_u8(in) ? "true" : "false"); break;
     case 'i': printf("%" PRId64, onnxline_i64(in)); break;
+    case 'u': printf("%" PRIu64, onnxline_u64(in)); break; /* an int of 2^63 or more */
     case 'f': printf("%.17g", onnxline_f64(in)); break;
     case 'c': printf("%.17g", onnxline_f64(in)); printf("+%.17gi", onnxline_f64(in)); break;
     case 't': printf("$%" PRIu32, onnxline_u32(in)); break;

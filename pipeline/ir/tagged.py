@@ -10,6 +10,7 @@ In bytes it is one tag byte, then the value:
     N  none                  nothing
     ?  bool                  1 byte, 0 or 1
     i  int                   8 bytes, signed
+    u  int of 2^63 or more   8 bytes, without a sign
     f  float                 8 bytes, IEEE double
     c  complex               two floats, real and imaginary part
     s  str                   4 bytes of length, then UTF-8
@@ -39,6 +40,10 @@ DEEPEST: Final = 16
 
 CONSTANTS: Final = {"dtype": b"d", "layout": b"l", "memory_format": b"m", "device": b"D", "operator": b"o"}
 """Kind of a constant of torch → tag byte."""
+
+
+LARGE: Final = 2**63
+"""The first int beyond int64; torch takes ints from here to 2**64 - 1 for uint64."""
 
 
 class Tag(NamedTuple):
@@ -96,6 +101,8 @@ def write_item(item: Attr) -> bytes:
         if item.kind not in CONSTANTS:
             raise TypeError(f"a constant of the kind {item.kind!r}; expected one of {', '.join(CONSTANTS)}")
         return CONSTANTS[item.kind] + write_text(item.name)
+    if type(item) is int and item >= LARGE:
+        return LARGE_INT.byte + LARGE_INT.pack(item)
     tag = TAGS.get(type(item))
     if tag is None or not tag.byte:
         raise TypeError(f"a {type(item).__name__} ({item}) in a kernel call, which holds concrete values only")
@@ -178,6 +185,13 @@ def int_of(item: Any) -> int:
     return item
 
 
+def large_int_of(number: int) -> int:
+    """`number` if it needs the tag of large ints: no two byte strings mean one int."""
+    if number < LARGE:
+        raise ValueError(f"found {number} with the tag of ints of 2**63 or more")
+    return number
+
+
 def float_of(item: Any) -> float:
     """A number, or the text for one that JSON does not have."""
     try:
@@ -244,9 +258,12 @@ TAGS: Mapping[type, Tag] = {
 }
 """The row of each type. A constant of torch has a tag byte by its kind."""
 
+LARGE_INT: Final = _number("int", b"u", "<Q", int_of, large_int_of)
+"""How an int of LARGE or more is written in bytes; JSON has one word for all ints."""
+
 READERS: Final = {tag.word: tag.from_json for tag in TAGS.values()}
 
-UNPACKERS: Final = {tag.byte: tag.unpack for tag in TAGS.values() if tag.byte}
+UNPACKERS: Final = {tag.byte: tag.unpack for tag in (*TAGS.values(), LARGE_INT) if tag.byte}
 
 CONSTANT_KINDS: Final = {byte: kind for kind, byte in CONSTANTS.items()}
 

@@ -169,8 +169,8 @@ def _read_tensors(path: Path, name: str) -> Mapping[str, torch.Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    file = path.with_name(Path(name).name)
-    if name != file.name:
+    file = path.parent / name
+    if not name or Path(name).name != name:
         raise SerializationError(f"{path} names the file {name!r} for its constants, which is not in the same folder")
     with explain_errors(file, "read"):
         try:

@@ -23,6 +23,7 @@ from pipeline.ir import Attr, Graph, InputRef, Op, Role, TensorSpec
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble, declarations
 from pipeline.runtime.capture import RandomState
 from pipeline.runtime.eager import Observer, Own, run_eager
+from pipeline.runtime.tensors import dtype_name, torch_dtype
 from pipeline.training.optimizer import OptimizerGroup, OptimizerSettings
 from pipeline.training.trace import TracedStep
 
@@ -158,7 +159,10 @@ class _FiniteCheck:
         self.further: tuple[int, ...] = ()
         """The sum of loss and norm, if there is a norm."""
         if norm is not None:
-            self.further = (loss,) = edit.insert("aten.add.Tensor", [loss, norm], [edit.spec(loss)], OF_TWO)
+            # The norm has another dtype than the loss where parameters are float64, or where autocast computes the loss.
+            dtypes = [torch_dtype(edit.spec(vid).dtype) for vid in (loss, norm)]
+            spec = replace(edit.spec(loss), dtype=dtype_name(torch.promote_types(*dtypes)))
+            self.further = (loss,) = edit.insert("aten.add.Tensor", [loss, norm], [spec], OF_TWO)
         (self.skip,) = edit.insert("NotFinite", [loss], [SCALAR], {})
         self._flags: list[int] = []
         """The vid of `skip` as a bool, once `keep` has been called; empty before."""

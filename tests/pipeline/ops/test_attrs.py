@@ -134,6 +134,17 @@ def test_an_argument_begins_with_its_tag() -> None:
     )
 
 
+def test_an_int_beyond_int64_is_written_without_a_sign() -> None:
+    """torch multiplies by 2**63 and fills with 2**64 - 1; such a call was an internal error."""
+    schema = "aten/2:call={other}"
+    for number in (2**63 - 1, 2**63, 2**64 - 1):
+        blob = pack(schema, {"call": {"other": number}})
+        assert blob[:1] == (b"i" if number < 2**63 else b"u")
+        assert unpack(schema, blob) == {"call": {"other": number}}
+    with pytest.raises(InternalError, match=r"with the tag of ints of 2\*\*63 or more"):
+        unpack(schema, b"u" + bytes(8))
+
+
 @given(schemas_and_attrs(), st.binary(max_size=40))
 def test_hostile_blobs_are_read_or_refused_in_one_sentence(given_: tuple[str, dict[str, Any]], blob: bytes) -> None:
     """What is read is written again as the same bytes, so no two blobs mean one call."""

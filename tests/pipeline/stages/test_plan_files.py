@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from base64 import b64decode
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from pipeline.importers import from_onnx
 from pipeline.ir.graph import Graph
 from pipeline.lowering import lower
 from pipeline.ops import emitter_of
-from pipeline.planning import StoredBytes, check_weights, decode_plans, from_json, make_plan
+from pipeline.planning import PlanFile, StoredBytes, check_weights, decode_plans, encode_plans, from_json, make_plan
 from pipeline.stages.export import keys_of_parameters
 from pipeline.stages.pictures import BrokenStructures, take_pictures
 from pipeline.stages.plan_files import raw_data_places, stored_bytes, with_memory_map, write_plan_files
@@ -116,6 +117,16 @@ def test_other_weights_are_refused(model: Path, external: bool) -> None:
     file.unlink()
     with pytest.raises(SourceError, match="No such file"):
         check_weights(content, model.parent)
+
+
+@pytest.mark.parametrize("place", [{"offset": 2**63}, {"offset": 2**64 - 1}, {"file": "a\0b"}, {"file": "."}], ids=str)
+def test_a_weight_at_no_place_of_a_file_is_refused(model: Path, place: dict[str, Any]) -> None:
+    """A path or an offset that the operating system does not take ended in a traceback."""
+    graph = graph_of(model)
+    content = PlanFile({"main": make_plan(graph, lower(graph))}, stored_bytes(graph, model, model.parent))
+    broken = replace(content, weights={"w": replace(content.weights["w"], **place)})
+    with pytest.raises(SourceError, match=r"plan\.bin: weight 'w' is at \d+ of '.*': "):
+        check_weights(decode_plans(encode_plans(broken)), model.parent)
 
 
 def test_a_pin_of_no_value_is_refused(model: Path) -> None:

@@ -195,6 +195,11 @@ WRONG = {
         ' "constants": {"k": {"file": "../k.safetensors", "key": "k", "dtype": "int8", "shape": []}}}',
         "which is not in the same folder",
     ),
+    "a file without a name": (
+        '{"nodes": [], "graph_inputs": [], "graph_outputs": [], "weights": [],'
+        ' "constants": {"k": {"file": "", "key": "k", "dtype": "int8", "shape": []}}}',
+        "names the file '' for its constants",
+    ),
     "an unknown dtype": (
         '{"nodes": [], "graph_inputs": [], "graph_outputs": [], "weights": [],'
         ' "constants": {"k": {"data": [1], "dtype": "load"}}}',

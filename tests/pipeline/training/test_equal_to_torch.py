@@ -194,6 +194,34 @@ def test_the_limit_of_gradients_has_their_precision(dtype: torch.dtype) -> None:
     torch.testing.assert_close(found, twin.weight.detach(), rtol=10 * torch.finfo(dtype).eps, atol=1e-15)
 
 
+class TwoDtypes(nn.Module):
+    """Its logits, and so its loss, are in `last`; the parameters before them are in `first`."""
+
+    def __init__(self, first: torch.dtype, last: torch.dtype) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(16, 32, dtype=first), nn.Linear(32, 10, dtype=last)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(torch.relu(self.inner(x.to(self.inner.weight.dtype))).to(self.outer.weight.dtype))
+
+
+@pytest.mark.parametrize("options", [{"max_norm": 0.05}, {"check_gradients": True}], ids=str)
+@pytest.mark.parametrize("dtypes", [(torch.float64, torch.float32), (torch.float32, torch.float64)], ids=str)
+def test_gradients_of_two_dtypes_have_one_norm(
+    options: dict[str, float], dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    """The sum of loss and norm was declared in the dtype of the loss, and such a step was refused by the graph check."""
+    module = seeded(lambda: TwoDtypes(*dtypes))
+    twin = copy.deepcopy(module)
+    optimizer = AdamW(twin.parameters(), lr=1e-2)
+    program = record_step(module, LOSS, AdamW(module.parameters(), lr=1e-2), MODELS["mlp"].batch(0), **options)
+    for number in range(20):
+        batch = MODELS["mlp"].batch(number)
+        limit = options.get("max_norm", torch.inf)
+        theirs = step_of_torch(twin, optimizer, batch, lambda part: nn.utils.clip_grad_norm_(part.parameters(), limit))
+        assert program.step(batch).item() == pytest.approx(theirs, rel=TOLERANCE)
+
+
 def test_a_scheduler_of_torch_sets_the_learning_rate() -> None:
     program, module, twin = record(MODELS["mlp"], lambda params: SGD(params, lr=0.1))
     ours, theirs = [], []
