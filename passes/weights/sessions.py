@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import re
@@ -27,6 +26,7 @@ from passes.graph.traversal import reads_of, without_sparse
 from passes.visible import visible_line
 from passes.weights.detached import DetachedModel
 from passes.weights.evaluator import dequantize_stored, open_evaluator
+from passes.weights.ort_values import array_of, is_beyond_numpy, value_of
 from passes.weights.stand_ins import Weight, inline, point_to
 from passes.worker.platforms import available_cores
 
@@ -53,9 +53,6 @@ A larger value is given back to the system as soon as it is dropped, and a plan 
 
 GIVEN: Final = "given"
 """The file name in initializers whose values are passed to the session by name."""
-
-BEYOND_NUMPY: Final = frozenset({TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E5M2})
-"""The dtypes of weights that numpy does not have, so onnxruntime gets them by name."""
 
 
 class Session:
@@ -190,12 +187,11 @@ class Session:
         return {name: as_array(name, result) for name, result in zip(self.outputs, results, strict=True)}
 
     def _run_session(self, given: Mapping[str, np.ndarray], options: onnxruntime.RunOptions) -> Sequence[Any]:
-        """The outputs; onnxruntime takes and gives dtypes that numpy does not have as values of its own alone."""
-        ends = (*self._session.get_inputs(), *self._session.get_outputs())
-        if not any(word in entry.type for entry in ends for word in ("bfloat16", "float8")):
+        """The outputs; where an input or output has a dtype that numpy does not have, through values of onnxruntime."""
+        if not any(map(is_beyond_numpy, (*self._session.get_inputs(), *self._session.get_outputs()))):
             return self._session.run(None, given, options)
-        values = {name: _value_of(array) for name, array in given.items()}
-        return [*map(_array_of, self._session.run_with_ort_values(self.outputs, values, options))]
+        values = {name: value_of(array) for name, array in given.items()}
+        return [*map(array_of, self._session.run_with_ort_values(self.outputs, values, options))]
 
 
 def as_array(name: str, result: object) -> np.ndarray:
@@ -429,22 +425,4 @@ def _ort_value(weight: Weight) -> tuple[onnxruntime.OrtValue, np.ndarray]:
     array = weight.array()
     if not array.flags.aligned:
         array = array.copy()
-    return _value_of(array), array
-
-
-def _value_of(array: np.ndarray) -> onnxruntime.OrtValue:
-    """An array as onnxruntime's value over the same memory."""
-    kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-    if kind in BEYOND_NUMPY:
-        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(np.asarray(array, order="C"), kind)
-    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
-
-
-def _array_of(value: onnxruntime.OrtValue) -> np.ndarray:
-    """onnxruntime's value as an array of its own memory."""
-    kind = value.element_type()
-    if kind not in BEYOND_NUMPY:
-        return value.numpy()
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
-    memory = (ctypes.c_uint8 * (math.prod(value.shape()) * dtype.itemsize)).from_address(value.data_ptr())
-    return np.frombuffer(bytes(memory), dtype).reshape(value.shape())
+    return value_of(array), array

@@ -226,9 +226,9 @@ def check_weights(content: PlanFile, folder: Path, source: str = "plan.bin") -> 
     for name, stored in content.weights.items():
         try:
             crc32 = _checksum(stored, folder)
-        except (OSError, ValueError) as error:  # ValueError: a path with a NUL, or an offset above the largest of a file
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise SourceError(f"{source}: weight {name!r} is at {stored.offset} of {stored.file!r}: {reason}") from error
+        except (OSError, ValueError) as error:  # ValueError: of a NUL in the path, and of an offset above int64
+            place, reason = f"{stored.offset} of {stored.file!r}", getattr(error, "strerror", error)
+            raise SourceError(f"{source}: weight {name!r} is at {place}: {reason}") from error
         if crc32 != stored.crc32:
             place = f"{stored.nbytes} bytes from {stored.offset} of {stored.file}" if stored.file else "the plan itself"
             raise SourceError(

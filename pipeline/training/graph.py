@@ -159,7 +159,7 @@ class _FiniteCheck:
         self.further: tuple[int, ...] = ()
         """The sum of loss and norm, if there is a norm."""
         if norm is not None:
-            # The norm has another dtype than the loss where parameters are float64, or where autocast computes the loss.
+            # Parameters in float64, or a loss computed by autocast, give the norm another dtype than the loss.
             dtypes = [torch_dtype(edit.spec(vid).dtype) for vid in (loss, norm)]
             spec = replace(edit.spec(loss), dtype=dtype_name(torch.promote_types(*dtypes)))
             self.further = (loss,) = edit.insert("aten.add.Tensor", [loss, norm], [spec], OF_TWO)

@@ -210,14 +210,14 @@ class TwoDtypes(nn.Module):
 def test_gradients_of_two_dtypes_have_one_norm(
     options: dict[str, float], dtypes: tuple[torch.dtype, torch.dtype]
 ) -> None:
-    """The sum of loss and norm was declared in the dtype of the loss, and such a step was refused by the graph check."""
+    """The sum of loss and norm was declared in the dtype of the loss, and the graph check refused such a step."""
     module = seeded(lambda: TwoDtypes(*dtypes))
     twin = copy.deepcopy(module)
     optimizer = AdamW(twin.parameters(), lr=1e-2)
     program = record_step(module, LOSS, AdamW(module.parameters(), lr=1e-2), MODELS["mlp"].batch(0), **options)
+    limit = options.get("max_norm", torch.inf)
     for number in range(20):
         batch = MODELS["mlp"].batch(number)
-        limit = options.get("max_norm", torch.inf)
         theirs = step_of_torch(twin, optimizer, batch, lambda part: nn.utils.clip_grad_norm_(part.parameters(), limit))
         assert program.step(batch).item() == pytest.approx(theirs, rel=TOLERANCE)
 
