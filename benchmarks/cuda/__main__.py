@@ -5,7 +5,9 @@
 Writes FOLDER/results.json after each row, and FOLDER/rows.md, a table for benchmarks/RESULTS.md with the name of the
 card: two files, since some machines give back few. A row that this card has measured with these sources, by FOLDER or
 by benchmarks/cuda/results, is not run again, and one that failed there comes after the others. A row that is ended
-keeps the figures that it had by then.
+keeps the figures that it had by then. Why a row failed is printed, and results.json has the traces.
+
+While a row is measured, the process of the next one imports what it needs, and then waits for its turn.
 
 Most of a row's time is that of the peer's compiler. So while the checks run, torch.compile fills its caches for the
 rows that come, several at a time; what it measures meanwhile is deleted, since the rows are to measure it alone.
@@ -26,8 +28,9 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, is_dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -56,8 +59,11 @@ COMPILERS = 4
 
 CACHE = Path(tempfile.gettempdir()) / "onnxline-cuda-inductor"
 
-CARD_S = 40
-"""Seconds for torch to name the card."""
+CARD_S = 90
+"""Seconds for torch to name the card; its first import from a cold disk may take most of them."""
+
+SAID = 300
+"""Characters of an error that are printed."""
 
 KILL_S = 5
 """Seconds for a process to be gone after it was killed."""
@@ -74,16 +80,21 @@ def main() -> int:
     options = parser.parse_args()
     if options.one:
         threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
-        print(json.dumps(run_row(options.one, dry=options.dry, warms=options.warm)), flush=True)
+        import benchmarks.cuda.rows  # noqa: F401 - the imports take seconds, before the turn of the row
+
+        if sys.stdin.readline():  # at its end there is no run any more
+            print(json.dumps(run_row(options.one, dry=options.dry, warms=options.warm)), flush=True)
         os._exit(0)  # what compilers have started may wait for ever at the end of Python
     begun = time.monotonic()
-    from benchmarks.cuda.rows import ROWS  # which takes some of the minutes
+    with ThreadPoolExecutor(1) as pool:
+        card = pool.submit(card_name, dry=options.dry)
+        from benchmarks.cuda.rows import ROWS  # which takes some of the minutes
 
     wanted = [name for name in options.rows.split(",") if name] or list(ROWS)
     if unknown := [name for name in wanted if name not in ROWS]:
         parser.error(f"no row {unknown[0]!r}; rows: {', '.join(ROWS)}")
     options.out.mkdir(parents=True, exist_ok=True)
-    origin = {"card": DRY_CARD if options.dry else card_name(), "sources": digest_of_sources()}
+    origin = {"card": card.result(), "sources": digest_of_sources()}
     results = read_results(FOLDER) | read_results(options.out)
     statuses = {name: found["status"] for name, found in results.items() if origin.items() <= found.items()}
     measured = [name for name in wanted if statuses.get(name) == "ran"]
@@ -97,15 +108,29 @@ def main() -> int:
     def left(until_s: float) -> float:
         return (until_s if not options.dry else options.minutes * 60) - (time.monotonic() - begun)
 
-    def start(name: str) -> tuple[str, dict[str, Any] | None]:
+    def start(name: str, process: RowProcess | None = None) -> tuple[str, dict[str, Any] | None]:
         limit_s = ROWS[name].limit_s * (DRY_LIMIT if options.dry else 1)
         limit_s = min(limit_s, left(options.minutes * 60), *([left(CHECKS_S)] if name in checks else []))
-        return name, start_row(name, limit_s, dry=options.dry) if limit_s >= ROW_EXIT_S else None
+        if limit_s < ROW_EXIT_S:
+            return name, None
+        return name, start_row(name, limit_s, dry=options.dry, process=process)
 
     def warm_up(name: str) -> None:
         if left(WARM_UPS_S) >= ROW_EXIT_S:
-            seconds = start_row(name, left(CHECKS_S), dry=options.dry, warms=True)["seconds"]
-            print(f"{name}: compiled in {seconds:.1f} s", flush=True)
+            found = start_row(name, left(CHECKS_S), dry=options.dry, warms=True)
+            print(f"{name}: compiled in {found['seconds']:.1f} s{why_failed(found)}", flush=True)
+
+    def start_figures(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any] | None]]:
+        """One after the other; the process of each begins while the one before it is measured."""
+        with ExitStack() as processes:
+            waiting: RowProcess | None = None
+            for name, following in zip_longest(names, names[1:]):
+                own, waiting = waiting, None
+                if following and left(options.minutes * 60) >= ROW_EXIT_S:
+                    with suppress(OSError):
+                        waiting = RowProcess.of_row(following, dry=options.dry)
+                        processes.callback(waiting.end)
+                yield start(name, own)
 
     def start_all() -> Iterator[tuple[str, dict[str, Any] | None]]:
         """Checks and warm-ups side by side, since nothing is measured there; figures one after the other."""
@@ -116,8 +141,8 @@ def main() -> int:
             for done in warmed:
                 done.result()
         for found in CACHE.rglob("*.best_config"):
-            found.unlink()
-        yield from (start(name) for name in todo if name not in checks)
+            found.unlink(missing_ok=True)
+        yield from start_figures([name for name in todo if name not in checks])
 
     failed = 0
     for name, found in start_all():
@@ -125,10 +150,23 @@ def main() -> int:
             print(f"{name}: no time left", flush=True)
             continue
         results[name] = {**found, **origin, "goal": ROWS[name].goal}
-        write_results(options.out, {name: results[name] for name in ROWS if name in results})
         failed += found["status"] != "ran"
-        print(f"{name}: {found['status']}, {found['seconds']:.1f} s", flush=True)
+        print(f"{name}: {found['status']}, {found['seconds']:.1f} s{why_failed(found)}", flush=True)
+        try:
+            write_results(options.out, {name: results[name] for name in ROWS if name in results})
+        except OSError as error:  # the other rows count all the same
+            print(f"{name}: its result is not written: {error}: {json.dumps(found)}", flush=True)
+    if failed:
+        print(f"{failed} rows failed; their traces are in {options.out / 'results.json'}", flush=True)
     return 1 if failed else 0
+
+
+def why_failed(found: Mapping[str, Any]) -> str:
+    """What the error of a row says in short, after a colon; empty where the row ran."""
+    if found["status"] == "ran":
+        return ""
+    error = str(found.get("error", "")).strip()
+    return f": {error[:SAID] if found['status'] == 'failed' else error[-SAID:]}"
 
 
 def end_with_parent(parent: int) -> None:
@@ -159,46 +197,79 @@ def plain(figures: Mapping[str, Any]) -> dict[str, Any]:
     return {key: asdict(value) if is_dataclass(value) else value for key, value in figures.items()}  # type: ignore[arg-type]
 
 
-def start_row(name: str, limit_s: float, *, dry: bool, warms: bool = False) -> dict[str, Any]:
-    """`warms`: only let the peer's compiler fill its caches."""
-    command = [sys.executable, "-m", "benchmarks.cuda", "--one", name, *["--dry"] * dry, *["--warm"] * warms]
-    variables = {"TORCHINDUCTOR_CACHE_DIR": str(CACHE)}
-    if warms:
-        variables["TORCHINDUCTOR_COMPILE_THREADS"] = str(COMPILERS)
-    return read_row(*run_for(command, limit_s, variables), limit_s)
+def start_row(
+    name: str, limit_s: float, *, dry: bool, warms: bool = False, process: RowProcess | None = None
+) -> dict[str, Any]:
+    """
+    Args:
+        name: that of the row.
+        limit_s: seconds after which it is ended.
+        dry: whether it runs without a card.
+        warms: whether it only lets the peer's compiler fill its caches.
+        process: its process, if that has begun.
+    """
+    try:
+        process = process or RowProcess.of_row(name, dry=dry, warms=warms)
+    except OSError as error:  # the machine has no memory for it now
+        return {"status": "failed", "error": f"no process: {error}", "seconds": 0.0}
+    return read_row(*process.finish(limit_s), limit_s)
 
 
-def run_for(
-    command: Sequence[str], limit_s: float, variables: Mapping[str, str] = MappingProxyType({})
-) -> tuple[int | None, str, str, float]:
-    """Exit code (None after the limit), stdout, stderr and seconds of a command, of which no process lives on.
-
-    `variables` are added to those of the environment.
+class RowProcess:
+    """A process that waits for a line before it does its work.
 
     It writes to files: a pipe stays open as long as a process of a compiler has it, whoever is ended.
+
+    Args:
+        command: what is run.
+        variables: are added to those of the environment.
     """
-    begun = time.monotonic()
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
+
+    def __init__(self, command: Sequence[str], variables: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._out, self._errors = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._process = subprocess.Popen(
             command,
-            stdout=out,
-            stderr=errors,
-            stdin=subprocess.DEVNULL,
+            stdout=self._out,
+            stderr=self._errors,
+            stdin=subprocess.PIPE,
             start_new_session=True,
             env={**os.environ, **variables},
         )
+
+    @classmethod
+    def of_row(cls, name: str, *, dry: bool, warms: bool = False) -> RowProcess:
+        """The process of a row; see `start_row`."""
+        command = [sys.executable, "-m", "benchmarks.cuda", "--one", name, *["--dry"] * dry, *["--warm"] * warms]
+        variables = {"TORCHINDUCTOR_CACHE_DIR": str(CACHE), "TRITON_CACHE_DIR": str(CACHE / "triton")}
+        if warms:
+            variables["TORCHINDUCTOR_COMPILE_THREADS"] = str(COMPILERS)
+        return cls(command, variables)
+
+    def finish(self, limit_s: float) -> tuple[int | None, str, str, float]:
+        """Let it work: exit code (None after the limit), stdout, stderr and seconds; see `end`."""
+        begun = time.monotonic()
         code: int | None = None
         try:
-            code = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
             with suppress(subprocess.TimeoutExpired):
-                process.wait(KILL_S)  # a process in the driver may not end at once
-        texts = [(file.seek(0), file.read())[1] for file in (out, errors)]
-    return code, *texts, time.monotonic() - begun  # type: ignore[return-value]
+                self._process.communicate(b"\n", limit_s)
+                code = self._process.returncode
+        finally:
+            texts = self.end()
+        return code, *texts, time.monotonic() - begun
+
+    def end(self) -> tuple[str, str]:
+        """What it has written to stdout and stderr. No process of it lives on."""
+        if self._out.closed:
+            return "", ""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(KILL_S)  # a process in the driver may not end at once
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        with self._out, self._errors:
+            out, errors = ((file.seek(0), file.read())[1] for file in (self._out, self._errors))
+        return out, errors
 
 
 def read_row(code: int | None, out: str, errors: str, seconds: float, limit_s: float) -> dict[str, Any]:
@@ -250,13 +321,16 @@ def show(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def card_name() -> str:
+def card_name(*, dry: bool) -> str:
     """Asked of another process: this one has no memory on the card, and no driver can hold it up.
 
     Raises:
         SystemExit: torch sees no card.
     """
-    code, out, errors, _ = run_for([sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())"], CARD_S)
+    if dry:
+        return DRY_CARD
+    command = [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())"]
+    code, out, errors, _ = RowProcess(command).finish(CARD_S)
     if code != 0:
         raise SystemExit(f"no card: {errors.strip()[-500:] or f'torch did not name one within {CARD_S} s'}")
     return out.strip().splitlines()[-1]

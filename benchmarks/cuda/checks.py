@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
@@ -22,7 +25,7 @@ from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.ops import GraphBuilder
 from pipeline.ops.row_programs import read_program
 from pipeline.runtime import compile_graph
-from pipeline.runtime.devices import Device
+from pipeline.runtime.devices import Device, find_device
 from pipeline.runtime.kernels.cuda import launch_row_program
 from pipeline.runtime.kernels.row_programs import compute_into
 from pipeline.training import record_step
@@ -68,7 +71,9 @@ def check_operators(device: Device) -> str:
         try:
             summary = compare_operators(operators(), device)
         except Exception as error:  # of whichever operator: each has its own graph now
-            raise AssertionError("\n".join([*find_failures(device), f"all in one graph: {error}"])) from error
+            print(f"all in one graph: {error}", flush=True)
+            failures = find_failures_apart(CASES) if device.place.type == "cuda" else find_failures(CASES, device)
+            raise AssertionError("\n".join([*failures, f"all in one graph: {error}"])) from error
     return f"{len(CASES)} operators, {summary}"
 
 
@@ -78,12 +83,55 @@ def convolutions_in_float32(device: Device) -> AbstractContextManager[object]:
     return torch.backends.cudnn.flags(enabled=True, allow_tf32=False) if is_on_card else nullcontext()
 
 
-def find_failures(device: Device) -> Iterator[str]:
-    for name in CASES:
+def find_failures(names: Iterable[str], device: Device) -> Iterator[str]:
+    for name in names:
         try:
             compare_operators(operator_case((name,)), device)
         except Exception as error:  # whatever it is, it is what the check says of the operator
             yield f"{name}: {type(error).__name__}: {error}"[:400]
+
+
+TRIES: Final = (
+    sys.executable,
+    "-c",
+    "import sys\nfrom benchmarks.cuda.checks import try_operators\ntry_operators(sys.argv[1:])",
+)
+
+
+def try_operators(names: Iterable[str]) -> None:
+    """Print a line for each operator that is tried on a card, with what fails, up to the first that ends the context of
+    CUDA."""
+    device = find_device("cuda")
+    with convolutions_in_float32(device):
+        for name in names:
+            failure, is_lost = next(find_failures([name], device), ""), False
+            try:
+                device.synchronize()
+            except RuntimeError as error:
+                failure, is_lost = failure or f"{name}: {error}", True
+            print(json.dumps(failure), flush=True)
+            if is_lost:
+                return
+
+
+def find_failures_apart(names: Iterable[str], tries: Sequence[str] = TRIES) -> Iterator[str]:
+    """As `find_failures` on a card, in other processes: an operator that ends the context of CUDA, or its process, ends
+    it for all after it, so a further process goes on with those.
+
+    Args:
+        names: the operators.
+        tries: a command that prints a line for each of its arguments, as `try_operators` does.
+    """
+    left = list(names)
+    while left:
+        done = subprocess.run([*tries, *left], capture_output=True, text=True, check=False)
+        said = [str(json.loads(line)) for line in done.stdout.splitlines() if line.startswith('"')]
+        if done.returncode and len(said) < len(left):  # the operator without a line has ended the process
+            said.append(f"{left[len(said)]}: exit {done.returncode}: {done.stderr[-400:]}")
+        for failure in filter(None, said):
+            print(failure, flush=True)  # a check that is ended has said this much
+            yield failure
+        left = left[len(said) :]
 
 
 def compare_operators(case: OperatorCase, device: Device) -> str:
@@ -116,7 +164,8 @@ def check_capture(device: Device) -> str:
     for place in range(4):
         given = {**feed, names[0]: torch.randn(1, 1, 64), names[1]: torch.tensor([place])}
         for found, other in zip(program.replay(given).values(), eager.run(given).values(), strict=True):
-            assert torch.equal(found, other), f"replay {place} is not its eager run"
+            far = (found - other).abs().max()
+            assert torch.equal(found, other), f"replay {place} differs from its eager run by {far}"
     first, again = (program.replay(feed, restore=before) for _ in range(2))
     assert all(torch.equal(first[name], again[name]) for name in first), "a restored replay is another one"
     program.drop_captures()

@@ -309,7 +309,7 @@ def compiled(run: Callable[[Bench], Figures], limit_s: int, goal: str) -> BenchR
 
 
 ROWS: Final[Mapping[str, BenchRow]] = {
-    **{f"check-{name}": BenchRow(partial(check, name), 60) for name in CHECKS},
+    **{f"check-{name}": BenchRow(partial(check, name), 150 if name == "operators" else 60) for name in CHECKS},
     "forward-bert-1": compiled(partial(forward, bert(1)), 75, FORWARD_GOAL),
     "train-mlp": compiled(partial(train, "mlp"), 60, f"≥ 10 × eager, {STEP_GOAL}"),
     "train-gpt2": compiled(partial(train, "gpt2"), 130, f"{STEP_GOAL}; memory ≤ 0.8 of its"),

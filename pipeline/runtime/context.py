@@ -76,7 +76,7 @@ class Context(ProcessBound):
             flags = self.memory.new_flags()
             self._launches = [self.memory.bind_step(step, self._slots, flags) for step in bound.steps]
             self._flags = flags if flags is not None and flags.owners else None
-            self.memory.keep(self._launches, self._flags)
+            self.memory.keep(self._launches)
             pointers = self._pointers([*pointed, *_large_outputs(plan)])
         self._fed: list[FedSlot] = [
             CopiedSlot(entry, device, buffers[vid])

@@ -66,7 +66,7 @@ class CudaLateValue:
     host looks at most once in `BETWEEN_LOOKS_S`."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor, self._host = tensor, torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._tensor, self._host = tensor, torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
         self._event, self._is_under_way, self._next = torch.cuda.Event(), False, 0.0
 
     def start(self, *, at_once: bool = False) -> None:

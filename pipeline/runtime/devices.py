@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from subprocess import CalledProcessError
 from typing import ClassVar, Final, Protocol
 
 import torch
@@ -213,10 +214,10 @@ OPERATOR_ERRORS: Final = (RuntimeError, IndexError, ValueError, TypeError, Memor
 
 
 def launch_errors() -> tuple[type[Exception], ...]:
-    """What a launch may raise: an error of an operator or, in a process that has loaded Triton, one of Triton's own,
-    which compiles a kernel at its first launch."""
+    """What a launch may raise: an error of an operator or, in a process that has loaded Triton, one of Triton's own or
+    of the compiler of C, since Triton compiles a kernel and the code that launches it at the first launch."""
     triton = sys.modules.get("triton.errors")
-    return OPERATOR_ERRORS if triton is None else (*OPERATOR_ERRORS, triton.TritonError)
+    return OPERATOR_ERRORS if triton is None else (*OPERATOR_ERRORS, triton.TritonError, CalledProcessError)
 
 
 class GraphFailure(RuntimeError):

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
-from typing import ClassVar, NoReturn, SupportsIndex
+from typing import ClassVar, Final, NoReturn, SupportsIndex
 
 import torch
 
@@ -199,7 +198,7 @@ class BoundProgram:
             return data_error(place, [(slot.name, slot.spec) for slot in slots], error)
         if refused := _why_torch_refuses(step, [self.plan.slots[vid].spec for vid in step.call.in_vids]):
             return SourceError(f"{place}: {refused}; correct the op, or the pass that made it")
-        if "CUDA error" in str(error) and not self.debug:
+        if any(words in str(error) for words in LATE_ERRORS) and not self.debug:
             return InternalError(
                 f"{described} failed: {error}; CUDA reports an error at a launch after its cause: "
                 "compile the graph with debug=True, which waits after each launch"
@@ -220,6 +219,10 @@ class BoundProgram:
         packed: list[ProductWeight] = [step.attrs["packed"] for step in self.steps if "packed" in step.attrs]
         own = sum(weight.nbytes for weight in packed)
         return own + sum(body.packed_bytes for several in self.bodies.values() for body in several)
+
+
+LATE_ERRORS: Final = ("CUDA error", "Triton Error [CUDA]", "cuDNN error")
+"""In messages of errors that an earlier launch may have caused: torch's, Triton's when a kernel is launched, cuDNN's."""
 
 
 def _why_torch_refuses(step: LaunchStep, ins: Sequence[TensorSpec]) -> str:
@@ -351,9 +354,9 @@ class ProgramMemory:
         indices = sum("int" in slots[vid].spec.dtype for step in self.bound.steps for vid in step.call.in_vids)
         return None if device.is_host or not indices else IndexFlags(device, indices)
 
-    def keep(self, launches: Sequence[Launch], flags: IndexFlags | None) -> None:
+    def keep(self, launches: Sequence[Launch]) -> None:
         """Keep the memory that these launches read and write allocated until they are done, on any stream."""
-        self.states.order.keep(chain(operands(launches), [] if flags is None else [flags.memory]))
+        self.states.order.keep(operands(launches))
 
     def refuse_wrong_indices(self, flags: IndexFlags) -> None:
         """

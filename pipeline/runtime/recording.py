@@ -66,7 +66,7 @@ class RecordingDevice(StreamDevice):
         self._captures = list[GraphRecord]()
         """The captures that have begun and not ended, of all threads."""
         self.synchronizations = 0
-        """How often the host waited for the device, also for a number that it reads."""
+        """How often the host waited for the device, also for a number that it reads, and for a copy between the two."""
 
     def holds(self, tensor: torch.Tensor) -> bool:
         return self.memory.holds(tensor)
@@ -92,7 +92,7 @@ class RecordingDevice(StreamDevice):
         tensor = tensor.detach()
         if self.holds(tensor) and (tensor.is_contiguous() if strides is None else tensor.stride() == tuple(strides)):
             return tensor
-        return self.empty(tensor.shape, strides, tensor.dtype).copy_(tensor)
+        return self.empty(tensor.shape, strides, tensor.dtype).copy_(tensor, non_blocking=True)
 
     def wait_for_all(self) -> None:
         for capture in self._captures:
@@ -241,6 +241,7 @@ class RecordingDevice(StreamDevice):
         strange = [leaf for leaf in leaves if not self.holds(leaf) and (leaf.dim() or func in COPIES)]
         if strange and func in COPIES:
             self._refuse_while_capturing("copies from pageable memory")
+            self.synchronizations += not (kwargs.get("non_blocking") or True in args[2:])
         elif strange and not strange[0].is_meta:
             raise RuntimeError(
                 f"{func}: expected all tensors on the device, found one of {list(strange[0].shape)} on the host"

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -186,6 +184,8 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
     Raises:
         UsageError: the folder does not exist, the path is a folder itself, or the disk is full.
     """
+    import safetensors.torch  # here, since a step is recorded and replayed without it
+
     check_place(path)
     tensors = {name: tensor.contiguous() for name, tensor in snapshot.states.items()}
     tensors |= {f"{KERNEL}{number}": state for number, state in enumerate(snapshot.random.kernels)}
@@ -201,6 +201,8 @@ def read_snapshot(path: Path, expected: Mapping[str, torch.Tensor]) -> Snapshot:
     Raises:
         UsageError: no such file, no file of this format, or other states than `expected`.
     """
+    import safetensors
+
     if not path.is_file():
         raise UsageError(f"there is no file {path}; expected one that save() wrote")
     try:

@@ -15,8 +15,8 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from benchmarks.cuda import __main__ as run_of_rows
-from benchmarks.cuda.__main__ import read_results, read_row, run_for, write_results
-from benchmarks.cuda.checks import CASES, CHECKS, check_operators, operator_case, operators
+from benchmarks.cuda.__main__ import RowProcess, read_results, read_row, write_results
+from benchmarks.cuda.checks import CASES, CHECKS, check_operators, find_failures_apart, operator_case, operators
 from benchmarks.cuda.measure import Bench
 from benchmarks.cuda.rows import ROWS, read_sanitizer
 from pipeline.ir.graph import to_device
@@ -64,7 +64,7 @@ def test_a_row_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> N
     started = tmp_path / "started"
     script = f"""echo '{{"figures": {{"replay": 1}}}}'; echo half; sleep 600 & echo $! > {started}; sleep 600"""
     begun = time.monotonic()
-    found = read_row(*run_for(["bash", "-c", script], 5.0), 5.0)
+    found = read_row(*RowProcess(["bash", "-c", script]).finish(5.0), 5.0)
     assert time.monotonic() - begun < 300, "it waits for what the row has started"
     assert (found["status"], found["figures"]) == ("longer than 5 s", {"replay": 1})
     stat = Path("/proc", started.read_text().strip(), "stat")
@@ -83,7 +83,8 @@ def test_a_row_ends_with_the_run_that_started_it(tmp_path: Path) -> None:
         "threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()\n"
         "time.sleep(600)\n"
     )
-    run = f"from benchmarks.cuda.__main__ import run_for\nimport sys\nrun_for([sys.executable, '-c', {row!r}], 600)"
+    run = "import sys\nfrom benchmarks.cuda.__main__ import RowProcess\n"
+    run += f"RowProcess([sys.executable, '-c', {row!r}]).finish(600)"
     process = subprocess.Popen([sys.executable, "-c", run], cwd=ROOT)
     begun = time.monotonic()
     while not (started.exists() and started.read_text()):
@@ -112,7 +113,9 @@ def test_what_rows_compile_is_compiled_before_and_measured_anew(
     chosen.parent.mkdir(parents=True)
     chosen.touch()
 
-    def start_row(name: str, limit_s: float, *, dry: bool, warms: bool = False) -> dict[str, object]:
+    def start_row(
+        name: str, limit_s: float, *, dry: bool, warms: bool = False, process: RowProcess | None = None
+    ) -> dict[str, object]:
         started.append((name, warms, chosen.exists()))
         return {"status": "ran", "seconds": 0.0, "figures": {}}
 
@@ -148,7 +151,7 @@ def test_what_a_sanitizer_finds_fails_its_row() -> None:
 
 
 def test_a_row_that_ends_early_says_how() -> None:
-    found = read_row(*run_for([sys.executable, "-c", "raise SystemExit('no memory')"], 60), 60)
+    found = read_row(*RowProcess([sys.executable, "-c", "raise SystemExit('no memory')"]).finish(60), 60)
     assert (found["status"], found["figures"], found["error"]) == ("exit 1", {}, "no memory\n")
 
 
@@ -168,6 +171,77 @@ def test_where_one_operator_fails_the_check_names_it(monkeypatch: pytest.MonkeyP
     with pytest.raises(AssertionError, match="Item: ") as failure:
         check_operators(RecordingDevice(2**20))
     assert "Exp: " not in str(failure.value)
+
+
+def test_an_operator_that_ends_its_process_hides_none_after_it() -> None:
+    """`c` ends the context of CUDA, so that its process tries no other; `d` ends the process itself."""
+    tries = """
+import json, os, sys
+for name in sys.argv[1:]:
+    if name == "d":
+        print("died", file=sys.stderr, flush=True)
+        os._exit(3)
+    print(json.dumps(f"{name}: wrong" if name in "bcf" else ""), flush=True)
+    if name == "c":
+        break
+"""
+    found = list(find_failures_apart("abcdef", [sys.executable, "-c", tries]))
+    assert found == ["b: wrong", "c: wrong", "d: exit 3: died\n", "f: wrong"]
+
+
+def test_the_process_of_the_next_row_begins_before_the_turn_of_the_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, processes = list[str](), dict[str, RowProcess]()
+
+    def of_row(name: str, *, dry: bool) -> RowProcess:
+        seen.append(f"{name} begins")
+        processes[name] = RowProcess([sys.executable, "-c", "input()"])
+        return processes[name]
+
+    def start_row(name: str, limit_s: float, *, dry: bool, process: RowProcess | None = None) -> dict[str, object]:
+        seen.append(f"{name} has its turn")
+        assert process is processes.get(name)
+        if name == "autotune-vit-1":
+            raise KeyboardInterrupt
+        return {"status": "failed", "seconds": 0.0, "error": "no luck"}
+
+    monkeypatch.setattr(run_of_rows, "start_row", start_row)
+    monkeypatch.setattr(RowProcess, "of_row", of_row)
+    rows = "kernels,autotune-bert-1,autotune-vit-1,sanitizer"
+    monkeypatch.setattr(sys, "argv", ["cuda", "--dry", "--rows", rows, "--out", str(tmp_path)])
+    with pytest.raises(KeyboardInterrupt):
+        run_of_rows.main()
+    assert seen == [
+        *("autotune-bert-1 begins", "kernels has its turn", "autotune-vit-1 begins", "autotune-bert-1 has its turn"),
+        *("sanitizer begins", "autotune-vit-1 has its turn"),
+    ]
+    assert all(process.end() == ("", "") and process._process.poll() is not None for process in processes.values())
+
+
+def test_a_row_that_fails_says_why_and_loses_no_other_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One row has no process, and the result of another cannot be written."""
+
+    def of_row(name: str, *, dry: bool, warms: bool = False) -> RowProcess:
+        if name == "sanitizer":
+            raise OSError("no memory")
+        if name == "autotune-bert-1":
+            (tmp_path / "results.new").mkdir()
+        said = '{"status": "ran", "figures": {"replay": 1}, "seconds": 1}'
+        return RowProcess([sys.executable, "-c", f"input(); print({said!r})"])
+
+    monkeypatch.setattr(RowProcess, "of_row", of_row)
+    monkeypatch.setattr(
+        sys, "argv", ["cuda", "--dry", "--rows", "sanitizer,kernels,autotune-bert-1", "--out", str(tmp_path)]
+    )
+    assert run_of_rows.main() == 1
+    said = capsys.readouterr().out
+    assert "sanitizer: failed, 0.0 s: no process: no memory" in said
+    assert "kernels: ran, 1.0 s" in said
+    assert '"replay": 1' in said.partition("autotune-bert-1: its result is not written: ")[2]
+    assert f"1 rows failed; their traces are in {tmp_path / 'results.json'}" in said
 
 
 def test_what_reads_the_host_on_cuda_has_an_obstacle_and_nothing_else() -> None:

@@ -84,6 +84,7 @@ class Capture(ProcessBound):
         self._plan = memory.bound.plan
         # A caller may be in inference mode; buffers made in that mode could not be written to outside of it.
         with torch.inference_mode(mode=False), torch.no_grad(), session.device.scope():
+            session.states.order.enter()  # the first values may go where an earlier capture reads
             self._feed = FeedBuffers(memory, session, CapturePolicy(key.mode, key.static_roles, key.copy_roles))
             self._feed.fill(feed)
             session.states.refuse_missing()
@@ -98,12 +99,11 @@ class Capture(ProcessBound):
             self.flags = flags if flags is not None and flags.owners else None
             outputs, save_outputs = self._bind_outputs()
             further = [*save_outputs, *self._bind_updates()]
-            memory.keep([*launches, *further], self.flags)
+            memory.keep([*launches, *further])
         # A caller may point an output at other memory, so outputs are tensors of their own and no operand of a launch.
         self._views = OutputViews({name: tensor.detach() for name, tensor in outputs.items()})
         self._clones = [(name, _clone_of(tensor)) for name, tensor in outputs.items()]
         self._copied = self._feed.copied
-        session.states.order.enter()
         self._guards = [session.device.guard(session.states.order)]
         """Guards that no replay holds. A replay within a replay takes another one, or makes it."""
         self._has_states = bool(session.states.tensors)

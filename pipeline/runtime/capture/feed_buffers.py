@@ -24,7 +24,7 @@ from pipeline.runtime.devices import Device
 from pipeline.runtime.feeding import LARGE
 from pipeline.runtime.program import ProgramMemory
 from pipeline.runtime.slots import Feed, accept_tensor
-from pipeline.runtime.tensors import as_tensor, torch_dtype
+from pipeline.runtime.tensors import as_tensor, torch_dtype, with_strides
 
 
 class Treatment(Enum):
@@ -246,6 +246,7 @@ class FeedBuffers:
         if value.is_state:
             self._session.states.give({value.name: feed[value.name]})
         else:
+            self._session.states.order.enter()
             self._writer(value.name)(self._accept(value.name, feed))
 
     def _accept(self, name: str, feed: Feed) -> torch.Tensor:
@@ -306,8 +307,10 @@ class FeedBuffers:
 
 
 def copy_large(target: torch.Tensor, device: Device, fed: torch.Tensor) -> None:
-    """Copy `fed` into `target` on `device`, by pinned memory where that lets the host go on."""
-    target.copy_(device.as_source(fed), non_blocking=True)
+    """Copy `fed` into `target` on `device`, by pinned memory where that lets the host go on: there `fed` gets the
+    strides of `target`, since torch copies any others by pageable memory."""
+    source = fed if device.holds(fed) else device.as_source(with_strides(fed, target.stride()))
+    target.copy_(source, non_blocking=True)
 
 
 def as_tensors(feed: Feed) -> dict[str, torch.Tensor]:

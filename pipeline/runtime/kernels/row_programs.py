@@ -20,8 +20,8 @@ def row_program(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     if out.is_cuda and out.numel():
         if not has_triton():
             raise Unsupported(
-                "a row program on a GPU needs Triton and a compiler of C, and one of them is not there: "
-                "pip install 'onnxline[cuda]' and install gcc, or leave the fusion rows out"
+                "a row program on a GPU needs Triton, a compiler of C and the headers of Python, and one of them is "
+                "not there: pip install 'onnxline[cuda]' and install gcc and python3-dev, or leave the fusion rows out"
             )
         return launch_row_program(program, ins, out)
     return partial(compute_into, program, ins, out)

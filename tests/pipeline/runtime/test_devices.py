@@ -16,6 +16,7 @@ from pipeline.ir.graph import TensorSpec
 from pipeline.ops import GraphBuilder
 from pipeline.runtime import compile_graph
 from pipeline.runtime.devices import CPU, CudaDevice, find_device
+from pipeline.runtime.kernels.cuda import launches
 
 WITHOUT_CARD = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 
@@ -64,7 +65,24 @@ def test_parts_of_an_arena_are_storages_of_their_own() -> None:
         part.resize_(64)
 
 
-BLOCKED = ("onnxsim", "onnxoptimizer", "pydantic", "transformers", "typer", "blake3", "orjson", "zstandard")
+def test_triton_counts_as_there_only_with_what_builds_its_launches(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Some systems have a compiler of C and no headers of Python: the first launch of each kernel would fail."""
+    monkeypatch.setenv("CC", "gcc")
+    monkeypatch.setattr(launches, "get_path", lambda _: str(tmp_path))
+    assert not launches.has_triton.__wrapped__()
+    (tmp_path / "Python.h").touch()
+    assert launches.has_triton.__wrapped__()
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not launches.has_triton.__wrapped__()
+
+
+BLOCKED = (
+    *("onnxsim", "onnxoptimizer", "pydantic", "transformers", "typer", "rich", "yaml", "safetensors"),
+    *("blake3", "orjson", "zstandard"),
+)
 """What the machine of benchmarks/cuda/run.sh need not have."""
 
 

@@ -14,6 +14,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from importlib.util import find_spec
+from pathlib import Path
+from sysconfig import get_path
 from typing import Any, Final
 
 import torch
@@ -103,7 +105,7 @@ class AddressTable:
         found = addresses_of(parts)
         if found != self._addresses:
             self._addresses = found
-            self.memory[:, :-1].copy_(torch.tensor(found, dtype=torch.int64))
+            self.memory[:, :-1].copy_(torch.tensor(found, dtype=torch.int64), non_blocking=True)
 
 
 def addresses_of(parts: Sequence[Part]) -> list[list[int]]:
@@ -178,9 +180,10 @@ def space_of(program: Program, ins: Ins, out: torch.Tensor) -> RowSpace:
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton is installed (the extra `cuda`), and what it builds its launches with: a compiler of C."""
+    """Whether Triton is installed (the extra `cuda`), and what it builds its launches with: a compiler of C, and the
+    headers of Python, which some systems have in a package of their own."""
     has_compiler = "CC" in os.environ or any(map(shutil.which, ("clang", "gcc")))
-    return find_spec("triton") is not None and has_compiler
+    return find_spec("triton") is not None and has_compiler and Path(get_path("include"), "Python.h").is_file()
 
 
 @cache

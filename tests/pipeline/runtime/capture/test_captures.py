@@ -17,6 +17,7 @@ from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.ops import GraphBuilder
 from pipeline.runtime import SizedProgram, compile_graph
 from pipeline.runtime.capture import CaptureKey, CaptureWarning, FedTensor
+from pipeline.runtime.capture.feed_buffers import signature_of
 from tests.pipeline.runtime.capture.capture_programs import PAIR, negate, stored, sum_with
 
 WIDTH = 256
@@ -41,6 +42,8 @@ def test_the_key() -> None:
     fed = FedTensor("x", torch.Size([2]), torch.float32, torch.device("cpu"))
     assert key == CaptureKey("train", key.plan_key, ("const", "param", "state"), ("input",), (fed,))
     assert key.plan_key == negate().capture({"x": torch.ones(2)}).key.plan_key
+    elsewhere = signature_of(["x"], {"x": torch.ones(2, device="meta")})
+    assert elsewhere == (fed._replace(device=torch.device("meta")),), "a feed on another device has a key of its own"
     assert key.plan_key != negate(calls=2).capture({"x": torch.ones(2)}).key.plan_key
 
 

@@ -88,7 +88,8 @@ def test_what_launches_allocate_comes_from_the_pool_of_the_session_and_is_in_the
     assert first.pool_bytes > 0
     assert first.pool_bytes % 256 == 0
     assert f"{first.pool_bytes} B in the pool" in first.summary
-    again = program.capture({**FEED, "x": on(device, 4, 4)}).report
+    again = program.capture(FEED, mode="train").report
+    assert len(program.captures) == 2
     assert again.pool_bytes == first.pool_bytes, "what one graph has given back is there for the next"
     without = compile_graph(train_graph(), device=device).capture({"x": torch.ones(2)}).report
     assert without.pool_bytes == 0
@@ -147,6 +148,59 @@ def calls_in(launches: Any) -> Iterator[partial[Any]]:
         if isinstance(launch, partial):
             yield launch
             yield from calls_in(part for item in launch.args if isinstance(item, tuple) for part in item)
+
+
+def test_memory_at_a_byte_that_kernels_do_not_read_from_is_refused(device: RecordingDevice) -> None:
+    """A plan for the CPU has such offsets."""
+    with pytest.raises(InternalError, match="byte 64 of the arena is no multiple of 256, as kernels of 'cuda:0'"):
+        device.view(device.allocate(512), 64, TensorSpec((4,), "float32"))
+
+
+def test_a_copy_between_host_and_device_waits_unless_it_says_otherwise(device: RecordingDevice) -> None:
+    x, ones = on(device, 3), torch.ones(3)
+    with device.scope():
+        before = device.synchronizations
+        x.copy_(ones, non_blocking=True)
+        x.copy_(ones, True)
+        x.copy_(x)
+        assert device.synchronizations == before
+        x.copy_(ones)
+        assert device.synchronizations == before + 1
+
+
+def test_a_large_tensor_is_pinned_as_its_buffer_lies(device: RecordingDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch brings any other pinned memory into the buffer's order by pageable memory, for which the host waits."""
+    builder = GraphBuilder("large")
+    spec = TensorSpec((128, 256), "float32")
+    program = compile_graph(
+        builder.build(builder.emit("aten.neg.default", [builder.input("x", spec)], [("y", spec)])), device=device
+    )
+    x, pinned = torch.randn(256, 128).T, list[torch.Tensor]()
+    program.capture({"x": x})
+    monkeypatch.setattr(device, "as_source", lambda tensor: pinned.append(tensor) or tensor)
+    assert torch.equal(program.replay({"x": x})["y"], -x)
+    assert [tensor.is_contiguous() for tensor in pinned] == [True]
+    assert torch.equal(program.replay({"x": device.copy_in(x)})["y"], -x)
+    assert len(pinned) == 1, "what is on the device is not pinned"
+
+
+def test_a_weight_of_the_feed_is_written_after_the_replays_that_read_it_on_another_stream(
+    device: RecordingDevice,
+) -> None:
+    """The captures of a session share its buffer: a replay writes there, and so does a further capture."""
+    builder = GraphBuilder("sum")
+    x, w = builder.input("x", TensorSpec((2,), "float32")), builder.param("w", TensorSpec((2,), "float32"), None)
+    (y,) = builder.emit("aten.add.Tensor", [x, w], [("y", TensorSpec((2,), "float32"))])
+    program = compile_graph(builder.build([y]), device=device)
+    feed = {"x": torch.ones(2), "w": torch.ones(2)}
+    with device.on_stream(1):
+        program.capture(feed, static_roles=[])
+        program.replay(feed)
+    with device.on_stream(2), device.scope():
+        assert program.replay({**feed, "w": torch.full((2,), 3.0)})["y"].tolist() == [4, 4]
+    with device.on_stream(3):
+        program.capture({**feed, "w": torch.full((2,), 5.0)}, mode="train", static_roles=[])
+        assert program.replay({"x": torch.ones(2)})["y"].tolist() == [6, 6]
 
 
 # Four faults, each planted in the kernel of a program: a capture or a replay fails and names its call.

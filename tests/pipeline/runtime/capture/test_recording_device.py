@@ -272,12 +272,14 @@ def test_a_pool_ends_with_its_last_graph(device: RecordingDevice) -> None:
     pool = device.new_pool()
     graph = device.record([], pool, ())
     del graph
-    with pytest.raises(RuntimeError, match="the last graph of this pool is gone"):
+    with pytest.raises(GraphFailure, match="the last graph of this pool is gone") as failure:
         device.record([], pool, ())
+    assert failure.value.at == 0, "no launch has begun"
     program = compile_graph(mixed_graph(), device=device)
     program.capture(FEED)
     shared = program.captures.session._pool
-    program.capture({**FEED, "x": device.copy_in(FEED["x"])})
+    program.capture(FEED, mode="train")
+    assert len(program.captures) == 2
     assert program.captures.session._pool is shared, "a further graph has the pool of the first one"
     program.drop_captures()
     program.replay(FEED)
@@ -316,6 +318,9 @@ def test_a_wrong_index_selects_a_row_and_fails_a_later_run(device: RecordingDevi
         program.run(FEED)
     program.run(FEED)
     program.replay(FEED)
+    program.replay(wrong)
+    with pytest.raises(DataError, match="an index is out of range, in this run or an earlier one"):
+        program.replay(FEED)
     program.replay({**FEED, "ids": torch.tensor([0, -1, 1, 1])})
     with pytest.raises(DataError, match=r"ids: int64\[4\]"):
         program.synchronize()
@@ -344,12 +349,14 @@ def test_debug_says_at_once_which_launch_failed(device: RecordingDevice) -> None
     assert program.capture(FEED).report.is_whole
 
 
-def test_an_error_that_cuda_reports_late_says_how_to_find_its_launch(device: RecordingDevice) -> None:
-    bound = compile_graph(mixed_graph(), device=device).context.bound
-    error = RuntimeError("CUDA error: an illegal memory access was encountered")
-    failure = bound.failure(bound.steps[0], error)
-    assert isinstance(failure, InternalError)
-    assert "compile the graph with debug=True" in str(failure)
+@pytest.mark.parametrize("source", ["CUDA error", "Triton Error [CUDA]"])
+def test_an_error_that_cuda_reports_late_says_how_to_find_its_launch(source: str, device: RecordingDevice) -> None:
+    error = RuntimeError(f"{source}: an illegal memory access was encountered")
+    for debug in (False, True):
+        bound = compile_graph(mixed_graph(), device=device, debug=debug).context.bound
+        failure = bound.failure(bound.steps[0], error)
+        assert isinstance(failure, InternalError)
+        assert ("compile the graph with debug=True" in str(failure)) is not debug
 
 
 def test_open_dims_and_entry_points_share_states_there(device: RecordingDevice) -> None:
