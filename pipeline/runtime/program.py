@@ -222,7 +222,7 @@ class BoundProgram:
 
 
 LATE_ERRORS: Final = ("CUDA error", "Triton Error [CUDA]", "cuDNN error")
-"""In messages of errors that an earlier launch may have caused: torch's, Triton's when a kernel is launched, cuDNN's."""
+"""In messages of errors that an earlier launch may have caused: of torch, of a launch by Triton, of cuDNN."""
 
 
 def _why_torch_refuses(step: LaunchStep, ins: Sequence[TensorSpec]) -> str:
