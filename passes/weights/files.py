@@ -58,7 +58,9 @@ def save(
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     proto = model.copy_proto()
-    with _alone_in(path.parent):
+    with _alone_in(path.parent) as is_locked:
+        if is_locked:
+            _drop(_leftovers_of(path))
         before = _data_files_of(path)
         if referring:
             _refer(model, proto, path)
@@ -113,16 +115,26 @@ def _point_to_shared(model: DetachedModel, path: Path, shared: Mapping[str, _Dat
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Lock `folder` against other threads and processes that save: the last would remove the others' data files."""
+def _alone_in(folder: Path) -> Iterator[bool]:
+    """Lock `folder` against other threads and processes that save: the last would remove the others' data files.
+
+    Yields:
+        whether it is locked; not every system can lock a folder.
+    """
     with open_folder(folder) as handle:
         lock(handle)
-        yield
+        yield handle is not None
 
 
 def _data_files_of(path: Path) -> set[Path]:
     """The data files that `_write_data` has written for the model `path`; a name such as `m[1].onnx` is no pattern."""
     own = re.compile(re.escape(path.name) + r"\.[0-9a-f]{12}\.data")
+    return {file for file in path.parent.iterdir() if own.fullmatch(file.name)}
+
+
+def _leftovers_of(path: Path) -> set[Path]:
+    """The files that a save of `path` was writing when its process was killed."""
+    own = re.compile(rf"\.{re.escape(path.name)}(\.[0-9a-f]{{12}}\.data)?\.\d+\.\d+\.tmp")
     return {file for file in path.parent.iterdir() if own.fullmatch(file.name)}
 
 

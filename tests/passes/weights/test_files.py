@@ -55,6 +55,14 @@ def test_data_files_of_other_models_stay(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.data"))) == len(names)
 
 
+def test_what_a_killed_save_was_writing_goes_with_the_next_one(tmp_path: Path) -> None:
+    path, of_another = tmp_path / "model.onnx", tmp_path / ".model.onnx.b.onnx.12.12.tmp"
+    for name in (".model.onnx.12.12.tmp", ".model.onnx.0123456789ab.data.12.12.tmp", of_another.name):
+        (tmp_path / name).write_text("half")
+    save(detached(attention()), path)
+    assert set(tmp_path.iterdir()) == {path, of_another}
+
+
 def test_a_failure_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file.txt"
     path.write_text("old")
