@@ -157,10 +157,10 @@ def _split_batch_of_scores(rewriter: Rewriter, softmax: NodeProto) -> None:
             return
         between += [(node, ways[0])] if reshape is not None else []
         name = node.input[ways[0]]
-    if reshape is None or rewriter.producer(name, "MatMul") is None or rewriter.is_shared(name):
+    product = rewriter.own_producer(name, "MatMul")
+    if reshape is None or product is None:
         return
     axes = _BatchAxes.of(rewriter, reshape.input[0], reshape.output[0])
-    product = rewriter.producers[name]
     operands = [*product.input, *(read for node, way in between for at, read in enumerate(node.input) if at != way)]
     if axes is None or not all(axes.have_batch(read) for read in product.input) or not all(map(axes.fits, operands)):
         return
@@ -230,8 +230,8 @@ class _BatchAxes:
 
 def _write_mask_as_sum(rewriter: Rewriter, softmax: NodeProto) -> None:
     """Write `Where(seen, scores, low)` before a Softmax as a sum with `Where(seen, 0, low)`."""
-    choice = rewriter.producer(softmax.input[0], "Where")
-    if choice is None or rewriter.is_shared(choice.output[0]):
+    choice = rewriter.own_producer(softmax.input[0], "Where")
+    if choice is None:
         return
     seen, *branches = choice.input
     low = [rewriter.constant(name) for name in branches]

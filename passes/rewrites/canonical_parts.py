@@ -181,9 +181,8 @@ def _channels(rewriter: Rewriter, node: NodeProto, shape: tuple[Dim, ...]) -> Ar
 def _divide(rewriter: Rewriter, node: NodeProto) -> bool:
     """Write x · (1 / √v) as x / √v, if nothing else reads the reciprocal."""
     for position in (0, 1):
-        inverse = rewriter.producer(node.input[position], "Reciprocal")
-        root = None if inverse is None else rewriter.producer(inverse.input[0], "Sqrt")
-        if inverse is None or root is None or rewriter.is_shared(node.input[position]):
+        inverse = rewriter.own_producer(node.input[position], "Reciprocal")
+        if inverse is None or rewriter.producer(inverse.input[0], "Sqrt") is None:
             continue
         name = node.output[0]
         if any(map(rewriter.is_kept, (name, *map(first_output, rewriter.consumers[name])))):

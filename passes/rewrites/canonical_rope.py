@@ -97,13 +97,13 @@ def _read_rotation(rewriter: Rewriter, total: NodeProto) -> _Rotation | None:
 
 def _read_negation(rewriter: Rewriter, name: str) -> tuple[str, bool]:
     """The value that a Neg negates, and whether there is one."""
-    node = rewriter.producer(name, "Neg")
-    return (name, False) if node is None or rewriter.is_shared(name) else (node.input[0], True)
+    node = rewriter.own_producer(name, "Neg")
+    return (name, False) if node is None else (node.input[0], True)
 
 
 def _read_halves(rewriter: Rewriter, name: str) -> _Turned | None:
-    joined, shape = rewriter.producer(name, "Concat"), rewriter.shape(name)
-    if joined is None or len(joined.input) != 2 or shape is None or rewriter.is_shared(name):
+    joined, shape = rewriter.own_producer(name, "Concat"), rewriter.shape(name)
+    if joined is None or len(joined.input) != 2 or shape is None:
         return None
     (second, negates), first = _read_negation(rewriter, joined.input[0]), joined.input[1]
     producers = rewriter.producer(first), rewriter.producer(second)
@@ -127,21 +127,20 @@ def _read_halves(rewriter: Rewriter, name: str) -> _Turned | None:
 
 def _read_pairs(rewriter: Rewriter, name: str) -> _Turned | None:
     """Read a Reshape of two stacked Slices: `stack((-x[…, 1::2], x[…, ::2]), -1).flatten(-2)` in torch."""
-    flat = rewriter.producer(name, "Reshape", "Flatten")
-    stacked = None if flat is None else rewriter.producer(flat.input[0], "Concat")
+    flat = rewriter.own_producer(name, "Reshape", "Flatten")
+    stacked = None if flat is None else rewriter.own_producer(flat.input[0], "Concat")
     shape = None if stacked is None else rewriter.shape(stacked.output[0])
-    if stacked is None or shape is None or len(stacked.input) != 2 or shape[-1] != 2 or rewriter.is_shared(name):
+    if stacked is None or shape is None or len(stacked.input) != 2 or shape[-1] != 2:
         return None
-    left, right = (rewriter.producer(column, "Unsqueeze", "Reshape") for column in stacked.input)
+    left, right = (rewriter.own_producer(column, "Unsqueeze", "Reshape") for column in stacked.input)
     if left is None or right is None or rewriter.shape(stacked.input[0]) != (*shape[:-1], 1):
         return None
     (odd, negates), even = _read_negation(rewriter, left.input[0]), right.input[0]
-    slices = [rewriter.producer(half, "Slice") for half in (odd, even)]
+    slices = [rewriter.own_producer(half, "Slice") for half in (odd, even)]
     bounds = [None if node is None else _bounds(rewriter, node) for node in slices]
     starts = [None if bound is None or bound[2] != 2 else bound[0] for bound in bounds]
     data = "" if slices[0] is None else slices[0].input[0]
-    shared = (even, odd, *stacked.input, stacked.output[0])
-    if starts != [1, 0] or slices[1] is None or slices[1].input[0] != data or any(map(rewriter.is_shared, shared)):
+    if starts != [1, 0] or slices[1] is None or slices[1].input[0] != data:
         return None
     same = rewriter.shape(data) is not None and rewriter.shape(data) == rewriter.shape(name)
     return _Turned(name, data, (), negates, 5 + negates) if same else None
@@ -149,8 +148,8 @@ def _read_pairs(rewriter: Rewriter, name: str) -> _Turned | None:
 
 def _read_gather(rewriter: Rewriter, name: str) -> _Turned | None:
     """Read the Gather that is written for pairs."""
-    node, width = rewriter.producer(name, "Gather"), _size(rewriter, name)
-    if node is None or width is None or width % 2 or rewriter.is_shared(name):
+    node, width = rewriter.own_producer(name, "Gather"), _size(rewriter, name)
+    if node is None or width is None or width % 2:
         return None
     is_last = attribute_of(node, "axis", 0) in (-1, len(rewriter.shape(name) or ()) - 1)
     is_turned = is_last and rewriter.ints(node.input[1]) == _neighbours(width).tolist()

@@ -204,7 +204,7 @@ class ScaleFolder:
 
     def _factor_before(self, name: str) -> _Factor | None:
         """The factor that makes `name`, perhaps with layout operators between; nothing else reads what is between."""
-        while not self.rewriter.is_shared(name) and (node := self.rewriter.producer(name)) is not None:
+        while (node := self.rewriter.own_producer(name)) is not None:
             if node.op_type in ("Mul", "Div") and not node.domain:
                 return self._factor_of(node)
             if node.op_type not in LAYOUT_OPS or node.domain:
@@ -223,7 +223,7 @@ class ScaleFolder:
     def _weights_before(self, name: str) -> list[tuple[NodeProto, int]] | None:
         """The product with a weight that makes `name`, and the sum with a bias, each with the input to scale."""
         steps: list[tuple[NodeProto, int]] = []
-        while not self.rewriter.is_shared(name) and (node := self.rewriter.producer(name)) is not None:
+        while (node := self.rewriter.own_producer(name)) is not None:
             stored = [position for position in (0, 1) if self._is_weight(input_of(node, position))]
             if node.op_type in LAYOUT_OPS and not node.domain:
                 name = node.input[0]

@@ -103,6 +103,10 @@ class Rewriter(GraphValues):
         node = self.producers.get(name)
         return node if node is not None and (not ops or (node.op_type in ops and node.domain in ONNX_DOMAINS)) else None
 
+    def own_producer(self, name: str, *ops: str) -> NodeProto | None:
+        """The same for a value that is not shared; None for a shared one."""
+        return None if self.is_shared(name) else self.producer(name, *ops)
+
     def is_shared(self, name: str) -> bool:
         """Whether more than one input of a node reads a value, or its name has to stay."""
         return name in self.held or sum(list(node.input).count(name) for node in self.consumers[name]) > 1
