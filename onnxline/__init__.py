@@ -73,6 +73,8 @@ if TYPE_CHECKING:
     from pipeline.optimize import optimize as optimize
     from pipeline.optimize import run as run
     from pipeline.planning import check_plan as check_plan
+    from pipeline.quantsim.int8 import Int8Result as Int8Result
+    from pipeline.quantsim.int8 import to_int8 as to_int8
     from pipeline.result import RunResult as RunResult
     from pipeline.run import Pipeline as Pipeline
     from pipeline.runtime import Capture as Capture

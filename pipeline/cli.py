@@ -69,6 +69,7 @@ COMMANDS: Final = {
     "convert-opset": ("change", "Convert an ONNX file to another opset, up or down."),
     "to-fp16": ("change", "Compute in float16, except where range or error ask for float32."),
     "to-bf16": ("change", "Compute in bfloat16, except where the error asks for float32."),
+    "to-int8": ("int8", "Compute in 8 bits where the rules of a target say so, with ranges by samples."),
     "split": ("facts", "Write an ONNX file as parts that feed each other, with a manifest of what feeds what."),
     "merge": ("facts", "Write two ONNX files as one, where outputs of the first feed inputs of the second."),
     "guard": (
@@ -97,7 +98,7 @@ COMMANDS: Final = {
 
 ONE_THREAD: Final = frozenset(
     {"optimize", "diff", "why", "view", "compare", "inspect", "extract", "outputs", "rename", "fix-shapes"}
-    | {"change-batch", "convert-opset", "to-fp16", "to-bf16", "split", "merge", "quantsim"}
+    | {"change-batch", "convert-opset", "to-fp16", "to-bf16", "to-int8", "split", "merge", "quantsim"}
 )
 """Commands whose own process multiplies no matrices: numpy gets one thread there, so that workers can be forks."""
 

@@ -92,7 +92,8 @@ JOBS: Final[dict[str, dict[str, str]]] = {
         "netron": "netron --port 8497 {model}",
     },
     "int8": {
-        "onnxline": "onnxline quantsim {config} --out {out}.int8",
+        "onnxline": "onnxline to-int8 {model} -o {out} --data {data} --samples 16",
+        "onnxline, with its report": "onnxline quantsim {config} --out {out}.int8",
         "quantize_static": "python -m benchmarks.everyday {model} {out} {shape}",
     },
 }  # fmt: skip
@@ -257,8 +258,8 @@ def compare_tools(chosen: Collection[str], browser: Browser | None) -> None:
         subprocess.run(["onnxline", "optimize", model, "-o", simplified, "--no-latency", "-q"], check=False)
         cut = next(node.output[0] for node in onnx.load(model).graph.node[20:] if node.op_type in ("Relu", "Add"))
         words = {
-            "model": model, "simplified": simplified, "config": config, "cut": cut, "shape": SHAPE[name],
-            "colon": f"{entry}:{sizes}", "poly": f"{entry}:[{sizes}]",
+            "model": model, "simplified": simplified, "config": config, "data": samples, "cut": cut,
+            "shape": SHAPE[name], "colon": f"{entry}:{sizes}", "poly": f"{entry}:[{sizes}]",
             "json": f'{{"input_name": ["{entry}"], "input_shape": [[{sizes}]]}}',
         }  # fmt: skip
         for job, tools in JOBS.items():

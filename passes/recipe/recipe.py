@@ -185,10 +185,19 @@ def _step(name: str, options: Mapping[str, Any], loader: Worker) -> Step:
     others = installed_passes()
     if is_reference(name) or name in others:
         return user_step(name, options, loader)
+    if name in NO_STEPS:
+        raise PolicyError(f"{name} is a command and no step: {NO_STEPS[name]}")
     raise PolicyError(
         f"no pass named {name!r}{nearest(name, ('default', *SETS, SEQUENCE, *known_names(), *others))} "
         "(`onnxline passes` lists what this installation has)"
     )
+
+
+NO_STEPS: Final[Mapping[str, str]] = {
+    "to-int8": "its result is not equal within a tolerance, by which a recipe is proven; quantize the final model, by "
+    "onnxline to-int8 MODEL -o OUT, or by the section quantsim of a configuration"
+}
+"""Commands that a user may look for among the steps → why there is none, and what to do."""
 
 
 def _own_step(name: str, options: Mapping[str, Any]) -> Step:

@@ -87,7 +87,7 @@ def _convert(
 ) -> PassResult:
     whole = model.without_functions()
     converter = _HalfConverter(whole, half)
-    _refuse_unknown(name, keep, whole)
+    refuse_unknown(name, keep, whole)
     converter.keep_by(keep)
     converter.keep_out_of_range({})
     draws = list(context.draws()) if measured and not whole.unread() else []
@@ -146,7 +146,12 @@ ROUNDS: Final = 16
 """Times that a draw is asked for nodes that have to stay."""
 
 
-def _refuse_unknown(name: str, keep: Sequence[str], model: DetachedModel) -> None:
+def refuse_unknown(name: str, keep: Sequence[str], model: DetachedModel) -> None:
+    """Refuse an entry of `keep` that names no node and no operator of `model`.
+
+    Raises:
+        PolicyError: the message begins with `name`, and has what is nearest.
+    """
     known = {text for node in model.proto.graph.node for text in (node.name, node.op_type)}
     for entry in keep:
         if not any(fnmatchcase(text, entry) for text in known):

@@ -11,6 +11,7 @@ from passes.errors import ModelError
 from passes.graph.index import required_inputs
 from passes.load import load_model
 from passes.suggest import nearest
+from passes.weights.detached import DetachedModel
 from pipeline.config import DTYPES, InputConfig, ModelConfig, locate
 from pipeline.errors import ConfigError, SourceError, Unsupported
 from pipeline.export.source import InputSpec, OnnxSource, Source, input_spec, named_dims, shape_text
@@ -78,13 +79,19 @@ def read_onnx_file(text: str, model: ModelConfig, opened: ModelProto | None = No
         proto = load_model(path) if opened is None else opened
     except ModelError as mistake:
         raise SourceError(str(mistake)) from mistake
+    return describe_onnx(proto, path, model)
+
+
+def describe_onnx(proto: ModelProto, path: Path, model: ModelConfig, opened: DetachedModel | None = None) -> OnnxSource:
+    """The source that a model is; `opened` is the model itself, where it has no file, or was read. Raises as
+    `read_onnx_file`, which calls it `path`."""
     values = {value.name: value for value in required_inputs(proto.graph)}
     for name in model.inputs:
         if name not in values:
             hint = nearest(name, values) or f"; it has: {', '.join(values)}"
             raise SourceError(f"model.inputs: {path.name} has no input {name!r}{hint}")
     inputs = _inputs(list(values.values()), model, path)
-    return OnnxSource(path, inputs, tuple(value.name for value in proto.graph.output))
+    return OnnxSource(path, inputs, tuple(value.name for value in proto.graph.output), opened)
 
 
 def _inputs(values: list[ValueInfoProto], model: ModelConfig, path: Path) -> tuple[InputSpec, ...]:

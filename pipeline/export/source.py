@@ -103,11 +103,13 @@ class OnnxSource:
     path: Path
     inputs: tuple[InputSpec, ...]
     outputs: tuple[str, ...]
+    opened: DetachedModel | None = None
+    """The model, where somebody has read it, or where no file has it."""
 
     @cached_property
     def model(self) -> DetachedModel:
         """The model, read once for all stages before the passes; its file says which weights stay unread."""
-        return read_model(self.path)
+        return self.opened or read_model(self.path)
 
 
 Source = TorchSource | OnnxSource

@@ -2,6 +2,8 @@
 
 run.py          the run of the model, then the simulation: read this first
 stages.py       the stages of the simulation, in order
+quantizer.py    those up to the quantized model, which `int8.py` has too
+int8.py         `onnxline to-int8`: the quantized model of a file, without a run
 preparation.py  the run before the simulation: its configuration, and messages on it
 parts.py        all parts of a run in parts: samples out of the chain, one set of ranges, the chain of quantized parts
 sites.py        the float tensors of a model, and which of them share an encoding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -17,11 +17,14 @@ from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.config import ModelConfig, PartConfig, QuantSimConfig, RunConfig, locate
+from pipeline.config.sections import Step
 from pipeline.errors import CheckFailed
 from pipeline.quantsim.new_formats import new_precisions
 from pipeline.quantsim.profiles import formats_of, read_profile
 from pipeline.quantsim.qdq import first_opset
-from pipeline.result import RunResult
+
+if TYPE_CHECKING:  # a report, which `to-int8` has not
+    from pipeline.result import RunResult
 
 DEFAULT_OPSET: Final = 21
 """The first opset whose QuantizeLinear takes 4 and 16 bits; at 23 torch hides scores and softmax in one operator."""
@@ -93,6 +96,22 @@ def add_conversion(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
         notes = dict.fromkeys(note for _, own in found.values() for note in own)
         return _give_recipes(config, recipes), tuple(notes)
     settings = config.quantsim or QuantSimConfig()
+    opset = config.export.opset
+    if config.model.onnx is not None:
+        opset = opset_of(load_model(locate(config.model.onnx)))
+    steps, first = find_conversion(settings, opset)
+    if not steps or CONVERSION in names_of(config.passes.recipe):
+        return config, ()
+    start = len(config.passes.recipe) - len(settings.prepare)
+    recipe = (*config.passes.recipe[:start], *steps, *config.passes.recipe[start:])
+    passes = config.passes.model_copy(update={"recipe": recipe})
+    note = f"quantsim: {first}: {CONVERSION} is added to the steps"
+    return config.model_copy(update={"passes": passes}), (note,)
+
+
+def find_conversion(settings: QuantSimConfig, opset: int) -> tuple[list[Step], str]:
+    """The step that brings a model of `opset` to the opset that the formats need, with a sentence on that; no step
+    where it has that opset."""
     if settings.encodings_from is not None:
         formats = [encoding.precision for encoding in read_aimet(Path(settings.encodings_from))[0].values()]
     else:
@@ -100,18 +119,9 @@ def add_conversion(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     if settings.suggest is not None:
         formats += new_precisions(settings.suggest, read_profile(settings).target)
     needed, what = max(map(first_opset, formats), default=(0, ""))
-    opset = config.export.opset
-    if config.model.onnx is not None:
-        opset = opset_of(load_model(locate(config.model.onnx)))
-    if opset >= needed or CONVERSION in names_of(config.passes.recipe):
-        return config, ()
-    step = {CONVERSION: {"to": needed}}
-    start = len(config.passes.recipe) - len(settings.prepare)
-    recipe = (*config.passes.recipe[:start], step, *config.passes.recipe[start:])
-    passes = config.passes.model_copy(update={"recipe": recipe})
-    first = f"quantsim: the model has opset {opset}, and {needed} is the first with {what}"
-    note = f"{first}: {CONVERSION} is added to the steps"
-    return config.model_copy(update={"passes": passes}), (note,)
+    if opset >= needed:
+        return [], ""
+    return [{CONVERSION: {"to": needed}}], f"the model has opset {opset}, and {needed} is the first with {what}"
 
 
 def add_untie(config: RunConfig) -> RunConfig:
@@ -122,12 +132,16 @@ def add_untie(config: RunConfig) -> RunConfig:
     if config.model.part_names:
         recipes = {name: add_untie(config.of_part(name)).passes.recipe for name in config.model.part_names}
         return _give_recipes(config, recipes)
-    settings = config.quantsim or QuantSimConfig()
-    is_said = "untie" in names_of(config.passes.recipe) or settings.encodings_from is not None
-    if is_said or read_profile(settings).placement.conventions is None:
+    if "untie" in names_of(config.passes.recipe):
         return config
-    passes = config.passes.model_copy(update={"recipe": (*config.passes.recipe, UNTIE)})
-    return config.model_copy(update={"passes": passes})
+    recipe = (*config.passes.recipe, *find_untie(config.quantsim or QuantSimConfig()))
+    return config.model_copy(update={"passes": config.passes.model_copy(update={"recipe": recipe})})
+
+
+def find_untie(settings: QuantSimConfig) -> list[Step]:
+    """The step that copies weights, for a profile with AIMET's conventions and without a file of encodings."""
+    is_adopted = settings.encodings_from is not None
+    return [] if is_adopted or read_profile(settings).placement.conventions is None else [UNTIE]
 
 
 UNTIE: Final = {"untie": {"by_operator": True}}

@@ -35,12 +35,18 @@ class Samples:
         specs: the inputs of the final model, which the user's data has to fit.
         sampler: draws inputs where there is no data; None where the run drew none either.
         seen: how many of the first samples the steps of the run before may have seen.
+        key: what messages call the data of the calibration.
     """
 
     def __init__(
-        self, settings: QuantSimConfig, specs: tuple[InputSpec, ...], sampler: InputSampler | None, seen: int = 0
+        self,
+        settings: QuantSimConfig,
+        specs: tuple[InputSpec, ...],
+        sampler: InputSampler | None,
+        seen: int = 0,
+        key: str = KEY,
     ) -> None:
-        calibration = settings.calibration
+        calibration, self._key = settings.calibration, key
         self.entries, self._args, self._seed = calibration.data, calibration.args, calibration.seed
         self._specs, self._sampler, self._metric = specs, sampler, settings.metric
         self.fitted = calibration.samples
@@ -56,7 +62,7 @@ class Samples:
         found = sum(1 for _ in self.first(self.fitted + count))
         if found < 2:
             raise UsageError(
-                f"quantsim: found {plural(found, 'sample')} in {KEY}, expected two at least: the steps see "
+                f"quantsim: found {plural(found, 'sample')} in {self._key}, expected two at least: the steps see "
                 "one, and are judged on another"
             )
         held = min(count, max(found - self.fitted, found // 4, 1))
@@ -90,7 +96,7 @@ class Samples:
         metric = self._metric
         if metric is None or not (metric.data or self.entries):
             return self.evaluation(count)
-        entries, args, key = self.entries, self._args, KEY
+        entries, args, key = self.entries, self._args, self._key
         if metric.data:
             entries, args, key = metric.data, metric.args, "quantsim.metric.data"
         samples = (feeds for _, feeds in read_samples(entries, self._specs, key, args, metric.target))
@@ -105,27 +111,29 @@ class Samples:
         """
         if self.entries:
             targets = self._metric.target if self._metric and not self._metric.data else ()
-            samples = read_samples(self.entries, self._specs, KEY, self._args, targets)
+            samples = read_samples(self.entries, self._specs, self._key, self._args, targets)
             named = {spec.name for spec in self._specs}
             inputs = ((label, {key: feeds[key] for key in feeds if key in named}) for label, feeds in samples)
-            return islice((without_nan(*sample) for sample in inputs), count)
+            return islice((without_nan(*sample, self._key) for sample in inputs), count)
         if self._sampler is None:
-            raise UsageError(f"found neither {KEY} nor draws of the run; expected one of them to measure ranges on")
+            raise UsageError(
+                f"found neither {self._key} nor draws of the run; expected one of them to measure ranges on"
+            )
         return map(self._sampler.draw, range(self._seed, self._seed + count))
 
     def identity(self) -> list[object]:
         """What tells other data from this: the files with their sizes and times, also of loaders; or the sizes."""
         files: list[object] = []
-        for name, file in input_files(self.entries, KEY):
+        for name, file in input_files(self.entries, self._key):
             files.append((name, stamp(file or _file_of_loader(name))))
             if file is not None and file.suffix in LISTS:
-                files += [stamp(raw) for sample in raw_files(file, KEY) for raw in sample.values()]
+                files += [stamp(raw) for sample in raw_files(file, self._key) for raw in sample.values()]
         return [*files, *sorted(self._sampler.sizes.items())] if self._sampler else [*files]
 
     @property
     def may_change(self) -> bool:
         """Whether other samples may come another time, which no file shows: a loader makes them."""
-        return any(file is None for _, file in input_files(self.entries, KEY))
+        return any(file is None for _, file in input_files(self.entries, self._key))
 
     @property
     def note(self) -> str:
@@ -136,7 +144,7 @@ class Samples:
         drawn = ", ".join(f"{dim or 'unnamed'}={size}" for dim, size in sizes)
         return (
             f"quantsim: no calibration data is given, so the ranges are those of random inputs{drawn and f' ({drawn})'}"
-            f": scales and noise say nothing of the model in use; give {KEY}"
+            f": scales and noise say nothing of the model in use; give {self._key}"
         )
 
 
@@ -178,7 +186,7 @@ def _elements(sampler: InputSampler) -> Iterator[int]:
         yield math.prod(sampler.sizes[dim] if isinstance(dim, str) else dim for dim in known.shape)
 
 
-def without_nan(label: str, feeds: Feeds) -> Feeds:
+def without_nan(label: str, feeds: Feeds, key: str = KEY) -> Feeds:
     """The sample, after a check for NaN: a range would be that of the other elements.
 
     Raises:
@@ -187,7 +195,7 @@ def without_nan(label: str, feeds: Feeds) -> Feeds:
     for name, array in feeds.items():
         if array.dtype.kind == "f" and np.isnan(array).any():
             count = int(np.isnan(array).sum())
-            raise UsageError(f"{KEY}: {label}: {name!r} holds NaN ({count} of {array.size} numbers)")
+            raise UsageError(f"{key}: {label}: {name!r} holds NaN ({count} of {array.size} numbers)")
     return feeds
 
 

@@ -102,8 +102,35 @@ def compare_outputs(
         StepFailed: onnxruntime cannot run one of the models, or an output has another shape.
         UsageError: the float model gives NaN.
     """
-    expected, found = _open(model), Session.of(quantized)
-    return _compare((expected.run(feeds), found.run(feeds)) for feeds in samples)
+    expected, found, sums = _open(model), Session.of(quantized), _OutputSums()
+    for feeds in samples:
+        sums.add(expected.run(feeds), found.run(feeds))
+    return sums.noise()
+
+
+def simulate_outputs(
+    model: DetachedModel, quantized: DetachedModel, samples: Iterable[Feeds], folder: Path
+) -> tuple[dict[str, OutputNoise], DeviceLike]:
+    """`compare_outputs` and `run_device_like` together, for which the float model runs once on each sample.
+
+    Args:
+        model: in float.
+        quantized: the other model.
+        samples: input → array.
+        folder: for the quantized model and the optimized graph.
+
+    Raises:
+        StepFailed: onnxruntime cannot run the float model, or the quantized one without optimizations, or an output has
+            another shape.
+        UsageError: the float model gives NaN.
+    """
+    expected, exact, sums = _open(model), Session.of(quantized), _OutputSums()
+    device = _DeviceRun(quantized, folder, PROTOBUF_LIMIT)
+    for feeds in samples:
+        wanted = expected.run(feeds)
+        sums.add(wanted, exact.run(feeds))
+        device.add(wanted, feeds)
+    return sums.noise(), device.finish()
 
 
 def find_least_ratio(model: DetachedModel, quantized: DetachedModel, samples: Iterable[Feeds]) -> float:
@@ -137,18 +164,48 @@ def run_device_like(
         StepFailed: the float model does not run, or an output has another shape.
         UsageError: the float model gives NaN.
     """
-    path = folder / "device_like.onnx"
-    expected = _open(model)
-    try:
-        session = _OptimizedSession(quantized, folder / "quantized.onnx", path, external_from)
-        outputs = _compare((expected.run(feeds), session.run(feeds)) for feeds in samples)
-    except _NotRun as reason:
-        return DeviceLike({}, {}, _has_vnni(), not_run=str(reason))
-    graph = onnx.load(path, load_external_data=False).graph
-    counts = Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in graph.node)
-    dropped = tuple(_find_dropped(quantized, graph))
-    rounded = tuple(dict.fromkeys(_find_rounded_biases(quantized, graph)))
-    return DeviceLike(outputs, dict(counts.most_common()), _has_vnni(), dropped, rounded_biases=rounded)
+    expected, device = _open(model), _DeviceRun(quantized, folder, external_from)
+    for feeds in samples:
+        device.add(expected.run(feeds), feeds)
+    return device.finish()
+
+
+class _DeviceRun:
+    """A quantized model by onnxruntime with its optimizations, whose outputs are compared sample by sample.
+
+    Args:
+        quantized: the model.
+        folder: for the model and the optimized graph.
+        external_from: as that of `run_device_like`.
+    """
+
+    def __init__(self, quantized: DetachedModel, folder: Path, external_from: int) -> None:
+        self._quantized, self._path, self._sums = quantized, folder / "device_like.onnx", _OutputSums()
+        self._session: _OptimizedSession | None = None
+        self._why = ""
+        try:
+            self._session = _OptimizedSession(quantized, folder / "quantized.onnx", self._path, external_from)
+        except _NotRun as reason:
+            self._why = str(reason)
+
+    def add(self, wanted: Outputs, feeds: Feeds) -> None:
+        """Run the model on `feeds`, for which the float model gives `wanted`; not at all after a run that failed."""
+        if self._session is None:
+            return
+        try:
+            self._sums.add(wanted, self._session.run(feeds))
+        except _NotRun as reason:
+            self._session, self._why = None, str(reason)
+
+    def finish(self) -> DeviceLike:
+        if self._session is None:
+            return DeviceLike({}, {}, _has_vnni(), not_run=self._why)
+        graph = onnx.load(self._path, load_external_data=False).graph
+        counts = Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in graph.node)
+        dropped = tuple(_find_dropped(self._quantized, graph))
+        rounded = tuple(dict.fromkeys(_find_rounded_biases(self._quantized, graph)))
+        fused = dict(counts.most_common())
+        return DeviceLike(self._sums.noise(), fused, _has_vnni(), dropped, rounded_biases=rounded)
 
 
 class _NotRun(Exception):
@@ -205,9 +262,18 @@ class _OptimizedSession:
         return dict(zip(self._names, map(np.asarray, results), strict=True))
 
 
-def _compare(runs: Iterable[tuple[Outputs, Outputs]]) -> dict[str, OutputNoise]:
-    sums: dict[str, list[float]] = {}
-    for expected, found in runs:
+class _OutputSums:
+    """Sums over samples for the noise of each output of floats."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[float]] = {}
+
+    def add(self, expected: Outputs, found: Outputs) -> None:
+        """Compare the outputs of one sample.
+
+        Raises:
+            StepFailed: an output has another shape. UsageError: the float model gives NaN.
+        """
         for name, array in expected.items():
             if array.dtype.kind != "f" or not array.size:
                 continue
@@ -218,7 +284,7 @@ def _compare(runs: Iterable[tuple[Outputs, Outputs]]) -> dict[str, OutputNoise]:
                 )
             if found[name].shape != array.shape:
                 raise StepFailed(f"output {name!r} has the shape {found[name].shape}, expected {array.shape}")
-            known = sums.setdefault(name, [0.0, 0.0, 0.0])
+            known = self._sums.setdefault(name, [0.0, 0.0, 0.0])
             wanted = array.astype(np.float64)
             with np.errstate(
                 over="ignore", invalid="ignore"
@@ -227,7 +293,9 @@ def _compare(runs: Iterable[tuple[Outputs, Outputs]]) -> dict[str, OutputNoise]:
                 known[0] += float((wanted**2).sum())
                 known[1] += float((difference**2).sum())
             known[2] = float(np.maximum(known[2], np.abs(difference).max()))  # keeps NaN, which Python's max may lose
-    return {name: OutputNoise(sqnr_db(signal, noise), largest) for name, (signal, noise, largest) in sums.items()}
+
+    def noise(self) -> dict[str, OutputNoise]:
+        return {name: OutputNoise(sqnr_db(sums[0], sums[1]), sums[2]) for name, sums in self._sums.items()}
 
 
 def _has_narrow_floats(model: DetachedModel) -> bool:

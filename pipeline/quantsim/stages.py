@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 import tempfile
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 from passes.errors import StepFailed
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
-from passes.weights.sessions import Session
 from pipeline.config import QuantSimConfig, SuggestConfig
-from pipeline.errors import EXTRAS, CheckFailed, MissingExtra, Unsupported
-from pipeline.events import Note, Observer, Progress, StageEnded, StageStarted
+from pipeline.errors import EXTRAS, MissingExtra, Unsupported
+from pipeline.events import Note, Observer, Progress
 from pipeline.jobs import choose_executor
-from pipeline.quantsim.calibration import Calibration, MeasuredRanges, group_ranges, open_calibration
+from pipeline.quantsim.calibration import Calibration, open_calibration
 from pipeline.quantsim.encodings import (
     Encoding,
     Range,
@@ -27,9 +25,6 @@ from pipeline.quantsim.encodings import (
 )
 from pipeline.quantsim.encodings_file import encode_chosen_infinities, encodings_text
 from pipeline.quantsim.files import check_weights, write_layouts, write_simulation
-from pipeline.quantsim.given_encodings import adopt_encodings, find_calibrated, read_given
-from pipeline.quantsim.hidden_values import describe_opaque_operators, describe_untyped_values
-from pipeline.quantsim.infinity import find_dropped_infinities
 from pipeline.quantsim.layer_costs import CostedModel, CostMetric, LayerCosts, measure_costs
 from pipeline.quantsim.metric import TaskMetric
 from pipeline.quantsim.new_formats import check_new_formats
@@ -37,25 +32,23 @@ from pipeline.quantsim.noise import Noise, is_measured
 from pipeline.quantsim.noise_worker import begin_noise
 from pipeline.quantsim.optimize import Chosen, Optimization, OptimizedStep, select_weights
 from pipeline.quantsim.optimizers import optimizers_of
-from pipeline.quantsim.placement import Placement, PlacementRule, place
+from pipeline.quantsim.placement import Placement
 from pipeline.quantsim.prepared_layers import judge_preparation
-from pipeline.quantsim.profiles import own_rules, read_profile, rules_of
-from pipeline.quantsim.qdq import check_opset, insert_qdq
-from pipeline.quantsim.range_notes import describe_limited_biases, describe_ranges
+from pipeline.quantsim.profiles import rules_of
+from pipeline.quantsim.qdq import insert_qdq
+from pipeline.quantsim.quantizer import ModelQuantizer
+from pipeline.quantsim.range_notes import describe_limited_biases
 from pipeline.quantsim.report import QuantSimReport, QuantSimResult, make_placement_report, make_report, report_text
 from pipeline.quantsim.samples import Samples
 from pipeline.quantsim.sensitivity import count_needed_samples, estimate_sensitivity, find_layers
-from pipeline.quantsim.simulation import DeviceLike, OutputNoise, compare_outputs, find_least_ratio, run_device_like
-from pipeline.quantsim.sites import find_quantized, find_sites
-from pipeline.quantsim.stored_constants import declare_types, store_constants
+from pipeline.quantsim.simulation import find_least_ratio
 from pipeline.quantsim.suggest import LayeredModel, MetricTarget, Placements, Suggestion, suggest
-from pipeline.quantsim.target_check import describe_obstructions, refuse_formats
 from pipeline.stages.report import ENCODINGS, QUANTIZATION_REPORT, remove_quantization
 from pipeline.workspace import Workspace
 
 
-class Simulation:
-    """The stages, a method each."""
+class Simulation(ModelQuantizer):
+    """The stages, a method each; those up to the quantized model are those of `ModelQuantizer`."""
 
     def __init__(
         self,
@@ -66,11 +59,9 @@ class Simulation:
         notes: Sequence[str] = (),
         costs_budget_s: float | None = None,
     ) -> None:
-        self._costs_budget_s = costs_budget_s
-        self._model, self._settings = declare_types(store_constants(model)), settings
-        self._workspace, self._send, self._notes = workspace, observer, notes
-        self._profile, self._sites = read_profile(settings), find_sites(self._model)
-        self.chosen, self._in_float = Chosen(), tuple[PlacementRule, ...]()
+        super().__init__(model, settings, observer, workspace.scratch)
+        self._workspace, self._notes, self._costs_budget_s = workspace, notes, costs_budget_s
+        self.chosen = Chosen()
 
     def open_metric(self, samples: Samples) -> TaskMetric | None:
         """The metric of the task with its value in float; None where none is named."""
@@ -89,22 +80,10 @@ class Simulation:
 
     def begin(self) -> None:
         """Decide formats, by rules or by the encodings of a file."""
-        path = self._settings.encodings_from
-        self._given = None if path is None else read_given(path, self._model)
-        self.placement = self.place(self._given or ())  # which tensor is quantized how
-        self._measured: MeasuredRanges | None = None
-        self._of_adapters = frozenset[str]()
-        if self._given is not None:
-            self._of_adapters = find_calibrated(self._model, self._given, self.placement)
+        super().begin()
         if self.needs_ranges:
-            check_opset(self._model.proto, self.placement.formats())  # now, and not after hours of calibration
             check_new_formats(self._settings.suggest, self._model.proto, self._profile.target)
             check_weights(self._model, self._settings)
-
-    @property
-    def needs_ranges(self) -> bool:
-        """Whether no file has all scales."""
-        return self._given is None or bool(self._of_adapters)
 
     def find_ranges(self, samples: Samples) -> None:
         """Measure what values each activation takes."""
@@ -129,10 +108,7 @@ class Simulation:
 
     def take_ranges(self, calibration: Calibration, samples: Samples) -> None:
         """End the measurement, and leave in float what is infinite or NaN on a sample, where the model drops that."""
-        self._measured = calibration.finish(keep=not samples.may_change)
-        self._in_float = tuple(find_dropped_infinities(self._model, self.placement, self._measured.extents()))
-        if self._in_float:
-            self.placement = place(self._model, (*rules_of(self._settings, self._model), *self._in_float))
+        self._take_measured(calibration.finish(keep=not samples.may_change))
 
     def finish(
         self,
@@ -149,22 +125,16 @@ class Simulation:
             chosen: the roundings of another model that shares the weights, in place of `quantsim.optimize`.
             rate: gives a ratio in dB that no step may lower; by default steps report the least of the outputs.
         """
-        placement, measured, ties = self.placement, self._measured, tuple[str, ...]()
-        steps = tuple[OptimizedStep, ...]()
+        measured, steps = self._measured, tuple[OptimizedStep, ...]()
         if measured is not None and ranges is None:
-            ranges = self.ranges(placement)
-        if self._given is not None:  # scales as a file has them, and those of adapters, which are no part of their base
-            own = encode(placement, ranges or {}, self._model) if self._of_adapters else {}
-            own = {name: encoding for name, encoding in own.items() if name in self._of_adapters}
-            placement, encodings = self.adopt(placement, self._given, own)
-        else:
-            assert measured is not None and ranges is not None, "find_ranges has run"
+            ranges = self.ranges(self.placement)
+        if self._given is None:
+            assert ranges is not None, "find_ranges has run"
             if chosen is not None:
-                self.chosen = chosen.suit(placement)
+                self.chosen = chosen.suit(self.placement)
             elif self._settings.optimize:  # weights otherwise than to the nearest
-                self.chosen, steps = self.optimize(placement, ranges, samples, rate)
-            encodings = encode(placement, ranges, self._model, self.chosen.encodings)  # scales and zero points
-            ties = tuple(describe_ranges(self._model, placement, measured.extents(), ranges))
+                self.chosen, steps = self.optimize(self.placement, ranges, samples, rate)
+        placement, encodings, ties = self.encode(ranges or {}, self.chosen.encodings)  # scales and zero points
         self.encodings, self.tuned = encodings, (tuned := self.chosen.tune(self._model))
         self.quantized = insert_qdq(tuned, encodings)  # the model with QuantizeLinear and DequantizeLinear
         self.layers = find_layers(self._model, encodings, self._sites)
@@ -194,11 +164,6 @@ class Simulation:
         with self._stage("layouts") as details:
             details.append(", ".join(layouts))
             return write_layouts(self.quantized, layouts, folder, next(iter(samples.evaluation(1))))
-
-    def ranges(self, placement: Placement) -> dict[str, Range]:
-        """The range of each group of `placement`, by what `begin` has measured."""
-        assert self._measured is not None
-        return group_ranges(self._measured, placement, self._model)
 
     def quantize(
         self, placement: Placement, ranges: Mapping[str, Range], chosen: Chosen | None = None
@@ -263,39 +228,6 @@ class Simulation:
         files = (f"{FOLDER}/{found.file.name}", f"{FOLDER}/{TABLE}", QUANTIZATION_REPORT)
         return QuantSimResult(self._workspace.folder, report, files)
 
-    def place(self, given: Collection[str] = (), dtypes: Collection[str] = ("float32",)) -> Placement:
-        with self._stage("place") as details:
-            rules, notes = self._profile.rules(self._model, given, self._sites)
-            placement = place(self._model, (*rules, *own_rules(self._settings)), dtypes, self._sites)
-            details.append(f"{len(placement.quantized_sites())} of {len(placement.sites)} tensors quantized")
-            for sentence in describe_obstructions(
-                self._model, self._profile.name, self._profile.target, refuse=self._settings.unsupported == "refuse"
-            ):
-                self._send(Note(sentence))
-            if self._profile.target is not None and not given:  # those of a file are not those of the rules
-                refuse_formats(placement, self._profile.target)
-            for sentence in (*notes, *describe_opaque_operators(self._model), *describe_untyped_values(self._model)):
-                self._send(Note(sentence))
-            if own := find_quantized(self._model.proto.graph):
-                self._send(
-                    Note(f"quantsim: left as they are, since the model quantizes them: {plural(len(own), 'value')}")
-                )
-        return placement
-
-    def adopt(
-        self, placement: Placement, given: Mapping[str, Encoding], own: Mapping[str, Encoding]
-    ) -> tuple[Placement, dict[str, Encoding]]:
-        """Join the encodings `given` by a file with `own` ones of other tensors; returns the placement of all, too."""
-        with self._stage("adopt") as details:
-            placement, encodings = adopt_encodings(placement, given, self._model, own)
-            name = Path(str(self._settings.encodings_from)).name
-            details.append(f"{len(encodings.keys() - own.keys())} encodings of {name}")
-            if self._profile.target is not None:
-                refuse_formats(placement, self._profile.target, "quantsim.encodings_from")
-            if own:
-                details.append(f"{len(own)} of adapters calibrated")
-        return placement, encodings
-
     def optimize(
         self,
         placement: Placement,
@@ -341,18 +273,6 @@ class Simulation:
             )
             details.append(plural(len(found.costs), "layer"))
         return found
-
-    def simulate(self, quantized: DetachedModel, samples: Samples) -> tuple[dict[str, OutputNoise], DeviceLike]:
-        with self._stage("simulate") as details, tempfile.TemporaryDirectory(dir=self._workspace.scratch) as folder:
-            count = self._settings.evaluation
-            try:
-                expected = Session.of(self._model)
-                outputs = compare_outputs(expected, quantized, samples.evaluation(count))
-                device = run_device_like(expected, quantized, samples.evaluation(count), Path(folder))
-            except StepFailed as failure:
-                raise CheckFailed(f"the quantized model does not run on onnxruntime: {failure}") from failure
-            details.append(", ".join(f"{name} {found.sqnr_db:.2f} dB" for name, found in outputs.items()))
-        return outputs, device
 
     def begin_noise(
         self, placement: Placement, encodings: dict[str, Encoding], tuned: DetachedModel, samples: Samples
@@ -440,11 +360,3 @@ class Simulation:
         for sentence in notes:
             self._send(Note(f"quantsim: {ENCODINGS} {sentence}"))
         return write_simulation(self._workspace, report, self.quantized, text, tuned)
-
-    @contextmanager
-    def _stage(self, name: str) -> Iterator[list[str]]:
-        self._send(StageStarted(name))
-        details: list[str] = []
-        begun = time.perf_counter()
-        yield details
-        self._send(StageEnded(name, time.perf_counter() - begun, False, ", ".join(details)))

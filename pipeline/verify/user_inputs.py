@@ -89,7 +89,7 @@ def read_inputs(verify: VerifyConfig, specs: Sequence[InputSpec]) -> GivenInputs
     notes: list[str] = []
     samples = _samples(verify.inputs, specs, KEY, {})
     for label, arrays in islice(samples, verify.max_inputs):
-        feeds = _check_feeds(label, arrays, specs, KEY)
+        feeds = check_feeds(label, arrays, specs, KEY)
         sizes = _sizes(label, feeds, specs, KEY)
         draws.append(GivenDraw(Draw(len(draws), sizes, source=label), feeds))
     if verify.inputs and not draws:
@@ -129,7 +129,7 @@ def read_samples(
         yield (
             label,
             {
-                **_check_feeds(label, feeds, specs, key, may_be_empty=True),
+                **check_feeds(label, feeds, specs, key, may_be_empty=True),
                 **{name: np.asarray(arrays[name]) for name in further},
             },
         )
@@ -175,9 +175,14 @@ def _load_samples(
             ) from error
 
 
-def _check_feeds(
+def check_feeds(
     label: str, arrays: Mapping[str, Any], specs: Sequence[InputSpec], key: str, *, may_be_empty: bool = False
 ) -> dict[str, np.ndarray]:
+    """The arrays of one sample by input, as copies, after a check that they fit the inputs.
+
+    Raises:
+        SourceError: they do not; with all mistakes.
+    """
     names = [spec.name for spec in specs]
     mistakes = []
     for name in arrays:

@@ -38,6 +38,7 @@ DOORS: Final[dict[str, Callable[..., Any]]] = {
     "onnxline.convert_opset": onnxline.convert_opset,
     "onnxline.to_fp16": onnxline.to_fp16,
     "onnxline.to_bf16": onnxline.to_bf16,
+    "onnxline.to_int8": onnxline.to_int8,
     "onnxline.guard": onnxline.guard,
     "onnxline.why": onnxline.why,
     "onnxline.bisect.bisect": bisect,

@@ -147,6 +147,7 @@ SHOWN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "Origin": (lambda _: onnxline.why(marked(), "op:Softmax")[0], "no pass"),
     "WeightOrigin": (lambda _: onnxline.why_weights(marked(), "*")[0], "MatMul"),
     "Bisection": (lambda _: bisected(), "onnxsim/fuse_qkv"),
+    "Int8Result": (lambda _: onnxline.to_int8(marked(), samples=2), "outputs, compared on 8 samples"),
     "QuantSimResult": (simulated, "encoder.0"),
     "PartsQuantSimResult": (
         lambda folder: PartsQuantSimResult(folder, simulated(folder).report, (), parts={"decoder": simulated(folder)}),
