@@ -18,6 +18,7 @@ import onnx
 
 from passes.context import PassContext
 from passes.errors import ModelError, StepCrashed, StepFailed, StepTimedOut
+from passes.graph.index import required_inputs
 from passes.graph.inference import types_of
 from passes.proof.draw_choice import choose_draws, choose_in_worker
 from passes.proof.draws import Draw, DrawPlan
@@ -202,7 +203,7 @@ def measure_relation(
 ) -> RelationProof:
     """In the proof worker; `then` are the fields of a Continuation."""
     graph, drawn, skipped = before.model().graph, list[Draw](), list[str]()
-    taken = {entry.name for entry in graph.input}
+    taken = {entry.name for entry in required_inputs(graph)}
     needed = [*inputs.values(), *outputs.values()]
     if then is not None:
         needed = [name for name in (*needed, *then[1].values()) if name not in then[2].values()]

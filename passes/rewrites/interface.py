@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar
 
-from onnx import ModelProto, NodeProto, ValueInfoProto, numpy_helper
+from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 
 from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed
@@ -253,6 +253,10 @@ def cut_out(model: DetachedModel, inputs: Sequence[str], outputs: Sequence[str])
     graph = proto.graph
     index = GraphIndex(graph)
     types = GraphIndex(infer_types(model.without_functions().proto)).types
+    stored = [index.initializers[name] for name in (*inputs, *outputs) if name in index.initializers]
+    types |= {
+        tensor.name: helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims) for tensor in stored
+    }
     begins = {*inputs, *index.required_inputs}
     nodes = [copy_of(node) for node in index.ancestors(outputs, index.producers.keys() - begins)]
     reads = read_names(nodes).union(outputs)
@@ -271,7 +275,7 @@ def cut_out(model: DetachedModel, inputs: Sequence[str], outputs: Sequence[str])
     replace_entries(graph.node, nodes)
     replace_entries(graph.input, infos)
     replace_entries(graph.output, ends)
-    stays = (tensor for tensor in graph.initializer if tensor.name in reads and tensor.name not in cuts)
+    stays = (tensor for tensor in graph.initializer if tensor.name in reads and tensor.name not in inputs)
     replace_entries(graph.initializer, stays)
     replace_entries(
         graph.sparse_initializer, (tensor for tensor in graph.sparse_initializer if tensor.values.name in reads)
@@ -307,7 +311,7 @@ def _values_of(step: str, names: Sequence[str], index: GraphIndex, *, of_inputs:
 
 
 def _data_of(node: NodeProto, index: GraphIndex) -> list[str]:
-    return [name for name in reads_of(node) if name and name not in index.folded]
+    return [name for name in reads_of(node) if name and name not in {*index.folded, *index.initializers}]
 
 
 def _with_shapes(proto: ModelProto) -> ModelProto:

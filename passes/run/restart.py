@@ -104,9 +104,13 @@ def restart(
     labels = [draw.label for draw in proof.drawn]
     traits = {known.name: known.traits for known in inputs.plan.inputs} if inputs.plan else {}
     coverage = coverage_of(proof.drawn, labels, traits, proof.skipped, Gauges(), Readings(), (), ())
-    same = frozenset[str]()
-    if result.relation is not None and result.relation.changes_values and not inputs.are_none:
-        same = same_inside(model, result.model, result.relation, encoded, inputs, context)
+    same, relation = frozenset[str](), result.relation
+    if relation is not None and not inputs.are_none:
+        cuts = {name for new, name in relation.inputs.items() if new == name and name in model.index.producers}
+        if cuts or relation.changes_values:
+            encoded = [*encoded]
+            inner = same_inside(model, result.model, relation, encoded, inputs, context)
+            same = inner | cuts.intersection(encoded)
     return Restart(result.model, row, proof.feeds, coverage, same)
 
 

@@ -107,6 +107,16 @@ def test_what_is_refused(step: str, options: dict[str, object], words: str, cont
         run_step(chain(), step, options, {"context": context})
 
 
+@pytest.mark.parametrize("has_default", [False, True])
+def test_a_part_may_begin_at_a_weight(has_default: bool, context: PassContext) -> None:
+    model = chain()
+    if has_default:
+        model.graph.input.append(onnx.helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, [8, 8]))
+    run = extract(model, ["w"], ["b"], context=context)
+    assert (picture(run)[0], list(run.model.index.initializers)) == (["x", "w"], [])
+    assert picture(extract(model, ["node_b"], ["b"], context=context))[0] == ["a"]
+
+
 def test_a_model_without_outputs_needs_an_end(context: PassContext) -> None:
     model = chain()
     del model.graph.output[:]
@@ -363,6 +373,15 @@ def test_encodings_stay_at_values_that_the_proof_compares(
     assert {"a", "y", weight} <= {*run.encodings.encodings}
     assert run.encodings.encodings[weight].scale == np.float32(0.2)
     assert run.encodings.lost == ()
+
+
+def test_encodings_after_the_value_at_which_a_part_begins_stay(context: PassContext) -> None:
+    found = passes.optimize(
+        chain(), [{"extract": {"inputs": ["a"], "outputs": ["y"]}}], encodings=by_tensor(a=0.1, b=0.2, y=0.3),
+        context=context,
+    ).encodings  # fmt: skip
+    assert found is not None
+    assert ({*found.encodings}, found.lost) == ({"a", "b", "y"}, ())
 
 
 def test_encodings_that_an_earlier_stage_lost_are_said(context: PassContext) -> None:
