@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from os import PathLike
@@ -100,7 +100,7 @@ class TextGenerator:
     )
     def generate(
         self,
-        ids: Sequence[int] | None = None,
+        ids: Iterable[int] | None = None,
         *,
         prompt: str | None = None,
         inputs: Feeds | None = None,

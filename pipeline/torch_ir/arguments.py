@@ -17,7 +17,10 @@ from pipeline.export.tree import register_cache_types
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.tree import Branch, Leaf, Tree, fixed_of, leaves, structure, under
 
-Inputs: TypeAlias = Sequence[Any] | Mapping[str, Any]
+Arguments: TypeAlias = Sequence[Any] | torch.Tensor
+"""The positional arguments of a model; a tensor is an only argument."""
+
+Inputs: TypeAlias = Arguments | Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from pipeline.importers.from_torch.modules import every_module, every_path, ever
 from pipeline.importers.from_torch.refusals import refuse_lost_writes, refuse_unfaithful
 from pipeline.importers.from_torch.tensors import TensorPayload, holds_values
 from pipeline.ir import Graph, Role, check
+from pipeline.torch_ir.arguments import Arguments
 from pipeline.torch_ir.errors import ConversionError, ExportError, a_module, arguments, by_name, mistaken, warn
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.nodes import key_of, stored_values
@@ -98,7 +99,7 @@ ON_META = 'make it under torch.device("meta") or by .to("meta"), or pass strict=
 
 def export_model(
     model: nn.Module,
-    example_inputs: Sequence[Any],
+    example_inputs: Arguments,
     *,
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
@@ -141,7 +142,7 @@ def export_program(
 
 
 def arguments_of(
-    model: nn.Module, example_inputs: Sequence[Any], kwargs: Mapping[str, Any] | None, strict: bool
+    model: nn.Module, example_inputs: Arguments, kwargs: Mapping[str, Any] | None, strict: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """(args, kwargs) for the tracer: dense tensors, all distinct. A single tensor is taken as the only argument.
 
@@ -191,7 +192,7 @@ def _refuse_scripted(model: nn.Module) -> None:
 
 def extract_ir(
     model: nn.Module,
-    example_inputs: Sequence[Any],
+    example_inputs: Arguments,
     *,
     model_name: str | None = None,
     strict: bool = True,

@@ -42,6 +42,7 @@ from pipeline.ir import Op
 from pipeline.runtime.devices import Device
 from pipeline.runtime.kernels.aten.regions import WHOLE_BODIES
 from pipeline.runtime.tensors import dtype_name
+from pipeline.torch_ir.arguments import Arguments
 from pipeline.torch_ir.comparison import (
     Difference,
     Pair,
@@ -129,7 +130,7 @@ def verify_ir(
     ir: IR,
     weights_path: str | Path,
     original_model: nn.Module,
-    test_inputs: Sequence[Any],
+    test_inputs: Arguments,
     rtol: float | None = None,
     atol: float | None = None,
     constants: Tensors | None = None,
@@ -163,7 +164,7 @@ def verify_ir_with_state_dict(
     ir: IR,
     state_dict: Tensors,
     original_model: nn.Module,
-    test_inputs: Sequence[Any],
+    test_inputs: Arguments,
     rtol: float | None = None,
     atol: float | None = None,
     constants: Tensors | None = None,
@@ -222,7 +223,7 @@ class IRVerifier:
         ir: IR,
         weights: Tensors,
         model: nn.Module,
-        inputs: Sequence[Any],
+        inputs: Arguments,
         constants: Tensors | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> Verdict:
