@@ -3,6 +3,7 @@ outputs are from those in float. It is `QuantSim` without its run, its artifacts
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -318,6 +319,16 @@ def _quantize(
         raise CheckFailed(f"to-int8: onnxruntime runs the result only without its optimizations: {device.not_run}")
     more = (*placement.notes(), *more, *describe_limited_biases(encodings, quantizer.model), *device.notes())
     sizes = weight_bytes(quantizer.model, placement)
-    told = tuple(text.removeprefix("quantsim: ") for text in (*notes, *more))
+    sentences = tuple(map(_name_own_options, (*notes, *more)))
     counts = quantizer.measured_samples, quantizer.compared
-    return Int8Result(quantized, placement, encodings, outputs, device, steps, sizes, *counts, told)
+    return Int8Result(quantized, placement, encodings, outputs, device, steps, sizes, *counts, sentences)
+
+
+def _name_own_options(note: str) -> str:
+    """A note of a simulation, with `keep` and `data` where it names keys of the section quantsim."""
+    text = note.removeprefix("quantsim: ").replace("quantsim.calibration.data", DATA)
+    return RULE.sub(r"keep \1", text)
+
+
+RULE: Final = re.compile(r"quantsim\.rules, (\S+:.+?): \{(?:activations|weights): float\}")
+"""How a note writes a rule that leaves something in float."""

@@ -186,6 +186,16 @@ def test_a_result_is_a_table(folder: Path) -> None:
     assert "array" not in str(result)
 
 
+def test_a_note_names_the_option_that_helps() -> None:
+    text = "g (float[2, 4] x) => (float[2, 8] y) { s = Sigmoid(x) a = MatMul(x, w) y = Concat<axis = 1>(s, a) }"
+    model = attach(model_of(text, w=1000 * np.eye(4, dtype=np.float32)))
+    [note] = [note for note in onnxline.to_int8(model).notes if "one scale" in note]
+    assert note.endswith("leave that node in float: keep node:y")
+    assert not [note for note in onnxline.to_int8(model, keep=["node:y"]).notes if "one scale" in note]
+    empty = attach(model_of("g (float[0, 4] x) => (float[0, 4] y) { y = MatMul(x, w) }", w=np.eye(4, dtype=np.float32)))
+    assert "give data samples with elements there" in onnxline.to_int8(empty).notes[-1]
+
+
 def test_integer_inputs_are_fed_and_not_quantized() -> None:
     """Tokens that index a table: what is computed of them is quantized."""
     table, weight = (np.random.default_rng(seed).standard_normal((8, 8)).astype(np.float32) for seed in (0, 1))
