@@ -342,7 +342,7 @@ def pair_values(matched: ModelMatching) -> ValuePairs:
                 certain[new].add(old)
     news: dict[int, dict[int, None]] = defaultdict(dict)
     for new, old in enumerate(matching.value_of):
-        for value in (old, *sorted(read_as[new])):
+        for value in (old, *sorted(read_as.get(new, ()))):
             if value >= 0:
                 news[matching.representative(value)][new] = None
     return ValuePairs(dict(read_as), dict(certain), dict(news))

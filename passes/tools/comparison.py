@@ -6,7 +6,7 @@ next value that both have: `meets` names that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -140,13 +140,14 @@ def compare_matching(
     """`compare` of models that are matched already, on `draws`; without `values` outputs and layers alone."""
     numbers = compare_numbers(matched, draws, context, values=values)
     layers = compare_layers(matched, draws, context)
-    return ModelComparison(numbers, layers, _meeting_places(matched, numbers) if values else {})
+    compared = {entry.before for entry in (*numbers.values, *layers)}
+    return ModelComparison(numbers, layers, _meeting_places(matched, compared) if values else {})
 
 
-def _meeting_places(matched: ModelMatching, numbers: Numbers) -> dict[str, str]:
-    """Each computed value of the first model that was not compared → the next one that was."""
+def _meeting_places(matched: ModelMatching, compared: Set[str]) -> dict[str, str]:
+    """Each computed value of the first model that was not `compared`, as no output is → the next one that was."""
     matching = matched.nodes.before
-    compared = {value.before for value in numbers.values} | matched.before.index.outputs.keys()
+    compared = compared | matched.before.index.outputs.keys()
     found: dict[int, str] = {}
     for item in reversed(matching.items):
         for value in item.outputs:
