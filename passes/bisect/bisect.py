@@ -12,8 +12,9 @@ from typing import Final
 
 import onnx
 
-from passes.bisect.faults import Breakdown, Deviation, Fault, Loss, StepOutcome
+from passes.bisect.faults import Fault, Loss, StepOutcome
 from passes.bisect.result import Bisection, Culprit, Smallest
+from passes.bisect.run_faults import Breakdown, Deviation
 from passes.bisect.search import GuiltyStep, InnerCulprit, Observer, Runs, find_guilty, find_inner, find_smallest
 from passes.context import PassContext, limit_runs, open_context
 from passes.diff import compare_matched, match_models
