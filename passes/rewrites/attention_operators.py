@@ -386,7 +386,7 @@ def _replace_attention(model: DetachedModel) -> tuple[DetachedModel, list[str], 
             reasons.append(f"{_name_of(writer.node)}: {reason}")
             continue
         rewriter.replace_by(writer.node, writer.nodes)
-    return (rewriter.written(), reasons, True) if rewriter.changes else (model, reasons, False)
+    return (rewriter.to_model(), reasons, True) if rewriter.changes else (model, reasons, False)
 
 
 def _count_in_bodies(proto: onnx.ModelProto) -> int:

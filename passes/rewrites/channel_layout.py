@@ -188,12 +188,12 @@ def _regroup(factors: Group, dims: Sequence[Size], source: str) -> tuple[tuple[G
     """
     splits: dict[AxisFactor, Group] = {}
 
-    def cut(factor: AxisFactor, outer: int) -> tuple[AxisFactor, AxisFactor]:
+    def split_factor(factor: AxisFactor, outer: int) -> tuple[AxisFactor, AxisFactor]:
         splits[factor] = parts = factor.split(outer)
         return parts
 
     def take(sizes: Sequence[Size], *, last: bool) -> list[Group]:
-        return list(map(tuple, take_axes(queue, sizes, lambda factor: factor.size, cut, last=last)))
+        return list(map(tuple, take_axes(queue, sizes, lambda factor: factor.size, split_factor, last=last)))
 
     queue = deque(factors)
     front = take(dims, last=False)

@@ -151,7 +151,7 @@ def _store_constants(graph: MaskedGraph) -> MaskedGraph:
             rewriter.replace_node(
                 node, "Expand", [rewriter.store(array.reshape(()), f"{name}_value"), node.input[0]], name
             )
-    return MaskedGraph(rewriter.written())
+    return MaskedGraph(rewriter.to_model())
 
 
 def _observation(graph: MaskedGraph) -> tuple[DetachedModel, list[tuple[str, str, int]]]:
@@ -212,7 +212,7 @@ def _clamp(graph: MaskedGraph, bound: float) -> DetachedModel:
         node = graph.nodes[position]
         inputs = [names.get(slot, name) for slot, name in enumerate(node.input)]
         rewriter.replace_node(node, node.op_type, inputs, *node.output)
-    return rewriter.written()
+    return rewriter.to_model()
 
 
 def _raise(array: np.ndarray, limit: float) -> np.ndarray:
@@ -247,7 +247,7 @@ def select_scores(graph: MaskedGraph) -> MaskedGraph:
             name = rewriter.free(f"{found.mask}_hidden")
             hidden[found.mask] = rewriter.add_node("Less", [found.mask, zero], name, add, "hidden")
         rewriter.replace_node(add, "Where", [hidden[found.mask], found.mask, found.scores], add.output[0])
-    return MaskedGraph(rewriter.written()) if rewriter.changes else graph
+    return MaskedGraph(rewriter.to_model()) if rewriter.changes else graph
 
 
 def _select_by_condition(graph: MaskedGraph) -> MaskedGraph:
@@ -263,7 +263,7 @@ def _select_by_condition(graph: MaskedGraph) -> MaskedGraph:
                 branches = [scores, scores]
                 branches[use.slot - 1] = graph.constant_name(use)
                 rewriter.replace_node(add, "Where", [select.input[0], *branches], add.output[0])
-    return MaskedGraph(rewriter.written()) if rewriter.changes else graph
+    return MaskedGraph(rewriter.to_model()) if rewriter.changes else graph
 
 
 def find_sums(graph: MaskedGraph) -> list[MaskSum]:

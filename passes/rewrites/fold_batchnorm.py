@@ -73,7 +73,7 @@ def _fold_all(model: DetachedModel) -> tuple[DetachedModel, dict[str, list[str]]
         except (_NotFolded, NotSplit) as why:
             graph.restore(before)
             reasons.setdefault(str(why), []).append(node.name or node.output[0])
-    return (graph.written() if used else model), reasons
+    return (graph.to_model() if used else model), reasons
 
 
 def _refuse_training(model: DetachedModel, node: NodeProto) -> None:

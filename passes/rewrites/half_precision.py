@@ -338,7 +338,7 @@ class _HalfWriter:
         for position, own in enumerate(self.graph.nodes):
             if position in by.chosen:
                 self._write_node(position, view.own[position], own)
-        made = self.graph.written()
+        made = self.graph.to_model()
         for info in made.proto.graph.value_info:
             if info.name in same:
                 info.type.tensor_type.elem_type = by.dtype

@@ -219,7 +219,7 @@ def take_axes(
     order: deque[Atom],
     wanted: Sequence[int | str | list[Atom]],
     size_of: Callable[[Atom], int | str],
-    cut: Callable[[Atom, int], tuple[Atom, Atom]],
+    split: Callable[[Atom, int], tuple[Atom, Atom]],
     *,
     last: bool,
 ) -> list[list[Atom]]:
@@ -229,7 +229,7 @@ def take_axes(
         order: the atoms.
         wanted: of the axes, that at the end first: its size, the name of its size, or its very atoms.
         size_of: gives the size of an atom, or the name of its size.
-        cut: cuts an atom in two parts, the first of the given size.
+        split: splits an atom into two parts, the first of the given size.
         last: whether atoms are taken from the right.
 
     Returns:
@@ -245,7 +245,7 @@ def take_axes(
                     break
                 atom = take()
                 if want % size:
-                    parts = cut(atom, size // want if last else want)
+                    parts = split(atom, size // want if last else want)
                     put(parts[1 + place])
                     atom, size = parts[place], want
                 taken.append(atom)

@@ -209,7 +209,7 @@ def unpack_attentions(model: DetachedModel, left: Collection[str] = ()) -> Unpac
             ENDS[op_of(node)](writer, inputs)
             rewriter.replace_by(node, writer.nodes)
             markers[node.output[0]] = inputs.marker
-    return UnpackedModel(rewriter.written() if markers else model, markers, tuple(notes))
+    return UnpackedModel(rewriter.to_model() if markers else model, markers, tuple(notes))
 
 
 def _check(writer: NodeWriter) -> None:

@@ -55,7 +55,7 @@ class Rewriter(GraphValues):
         self.producers: dict[str, NodeProto] = {}
         self.consumers: defaultdict[str, list[NodeProto]] = defaultdict(list)
         self.held = dict.fromkeys(view.outputs, "the model's output")
-        """Value → who reads it apart from the inputs of the nodes of this graph."""
+        """Value → the reader for which it keeps its name."""
         self.place: float = math.inf
         """The position in the graph before which nodes are added; by default at the end."""
         self._spare = unread_tensors(graph)
@@ -303,9 +303,9 @@ class Rewriter(GraphValues):
             default: what is said where all are empty.
         """
         why = "; ".join(filter(None, phrases)) or default or None
-        return PassResult(self.written() if self.changes else self.model, self.changes > 0, why)
+        return PassResult(self.to_model() if self.changes else self.model, self.changes > 0, why)
 
-    def written(self) -> DetachedModel:
+    def to_model(self) -> DetachedModel:
         """The model with all changes, without the nodes and tensors that nothing reads any more."""
         graph = self.proto.graph
         replace_entries(graph.node, sorted(self._nodes.values(), key=lambda node: self._places[id(node)]))
@@ -349,11 +349,11 @@ class Rewriter(GraphValues):
         same.attribute.extend(node.attribute if op == node.op_type else ())
         self.replace_by(node, [same])
 
-    def replace_by(self, node: NodeProto, others: Sequence[NodeProto]) -> None:
+    def replace_by(self, node: NodeProto, replacements: Sequence[NodeProto]) -> None:
         """Put other nodes in place of a node of the view."""
         self.take_out(node)
-        for other in others:
-            self.enter(other, (self.view.positions[first_output(node)], 0))
+        for replacement in replacements:
+            self.enter(replacement, (self.view.positions[first_output(node)], 0))
 
     def copy_node(self, node: NodeProto, inputs: Sequence[str], output: str, role: str, **sizes: int) -> str:
         """Add a copy of `node` on other inputs; `sizes` are the attributes with new values."""

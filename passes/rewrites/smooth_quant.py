@@ -96,7 +96,7 @@ def _scale(
     smoother.smooth(factors)
     smoother.passed = _products_without_factor(model, factors)
     why = "; ".join(smoother.describe()) or None
-    return PassResult(smoother.graph.written() if smoother.smoothed else model, smoother.smoothed > 0, why)
+    return PassResult(smoother.graph.to_model() if smoother.smoothed else model, smoother.smoothed > 0, why)
 
 
 def _products_without_factor(model: DetachedModel, factors: Factors) -> list[str]:

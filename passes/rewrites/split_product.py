@@ -78,7 +78,7 @@ def split_products(view: GraphView, wanted: Mapping[str, Roles]) -> SplitModel:
         except NotSplit as why:
             notes.setdefault(str(why), []).append(title)
     said = tuple(f"{join_first(titles, 1, AND_MORE)} {why}" for why, titles in notes.items())
-    return SplitModel(rewriter.written() if split else view.model, tuple(split), said)
+    return SplitModel(rewriter.to_model() if split else view.model, tuple(split), said)
 
 
 def _matrix_name(view: GraphView, node: NodeProto) -> str:
