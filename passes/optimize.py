@@ -431,9 +431,9 @@ def draw_feeds(model: DetachedModel, seed: int, *, sizes: Mapping[str, int] | No
 def _input_to_draw(info: onnx.ValueInfoProto) -> DrawnInput:
     if info.type.WhichOneof("value") != "tensor_type":
         raise ModelError(
-            f"input {info.name!r} is a {format_type(info)}, and inputs are drawn for tensors only; give `feeds` in "
-            "Python, or compare no values: --proof structure (proof='structure'), --no-proof of split and merge, "
-            "--structure-only of diff"
+            f"input {info.name!r} has the type {format_type(info)}, and inputs are drawn for tensors only; give "
+            "`feeds` in Python, or compare no values: --proof structure (proof='structure'), --no-proof of split and "
+            "merge, --structure-only of diff"
         )
     dtype = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type).name
     low, high = (-1.0, 1.0) if "float" in dtype else (0.0, 2.0)
