@@ -76,7 +76,7 @@ def audit(
     remove_stale(out / "reproducers", tables)
     unknown = find_news(tables, against)
     if form == "github":
-        rows = [(news.entry.name, str(news.entry.kind), _line(news).strip()) for news in unknown]
+        rows = [(news.entry.name, str(news.entry.kind), _details(news)) for news in unknown]
         annotate("onnxline audit", ("pass", "finding", "where"), rows)
     elif as_json:
         print_json(audit_as_data(tables, unread, unknown, out))
@@ -224,15 +224,15 @@ def news_text(found: Sequence[News], out: Path) -> str:
     order = list(KINDS)
     lines = [f"not accepted: {len(found)}"]
     worst_first = sorted(found, key=lambda news: (order.index(news.entry.kind), news.entry.name))
-    lines += [_line(news) for news in worst_first[:MOST]]
+    lines += [f"  {news.entry.name} {news.entry.kind}: {_details(news)}" for news in worst_first[:MOST]]
     lines += [f"  and {len(found) - MOST} more"] if len(found) > MOST else []
     lines.append(f"reproducers and tables: {out}/; to accept it, keep the tables and name their folder with --accepted")
     return "".join(f"{line}\n" for line in lines)
 
 
-def _line(news: News) -> str:
+def _details(news: News) -> str:
+    """Where an entry was found, why, and in which accepted table it is not."""
     more = f" and {len(news.cases) - SHOWN} more" if len(news.cases) > SHOWN else ""
     where = ", ".join(map(to_one_line, news.cases[:SHOWN])) + more
     against = f"not in {news.accepted}" if news.accepted else "no table of this library is accepted"
-    said = (where, news.entry.why, against)
-    return f"  {news.entry.name} {news.entry.kind}: " + "; ".join(part for part in said if part)
+    return "; ".join(filter(None, (where, news.entry.why, against)))

@@ -133,7 +133,7 @@ def test_findings_as_annotations(audited: tuple[Path, Result], monkeypatch: pyte
     fewer = replace(table, entries=tuple(entry for entry in table.entries if entry.kind != "raised"))
     (tmp_path / "a.txt").write_text(table_text(fewer), encoding="utf-8")
     shown = ask(*FEW, "--out", out, "--accepted", tmp_path, "--format", "github")
-    assert "::error title=onnxline audit::fuse_qkv; raised; fuse_qkv raised: planted" in shown.stdout
+    assert "::error title=onnxline audit::fuse_qkv; raised; planted" in shown.stdout
     assert "| fuse\\_qkv | raised |" in (tmp_path / "summary.md").read_text()
     accepted = ask(*FEW, "--out", out, "--accepted", out, "--format", "github")
     assert "::notice title=onnxline audit::nothing to report" in accepted.stdout
