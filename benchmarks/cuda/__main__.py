@@ -332,7 +332,8 @@ def card_name(*, dry: bool) -> str:
     command = [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())"]
     code, out, errors, _ = RowProcess(command).finish(CARD_S)
     if code != 0:
-        raise SystemExit(f"no card: {errors.strip()[-500:] or f'torch did not name one within {CARD_S} s'}")
+        *_, last = ["", *errors.splitlines()]
+        raise SystemExit(f"no card: {last or f'torch did not name one within {CARD_S} s'}")
     return out.strip().splitlines()[-1]
 
 

@@ -4,9 +4,10 @@ It has what a CUDA device has for a runtime: memory of its own with private pool
 list of calls of operators on raw addresses. What is recorded changes no memory; a replay calls the operators again.
 
 A capture fails, as on CUDA, where a launch reads a value on the host, copies from pageable memory, mixes memory of the
-host with memory of the device, or waits for the device; where a graph is destroyed meanwhile; and where another thread
-waits for the device, or begins a capture, which waits. A replay fails where it allocates, where it touches memory that
-was freed, and where two streams touch the same memory in no order. Each thread has a current stream and a capture.
+host with memory of the device, draws from a generator that the graph does not know, or waits for the device; where a
+graph is destroyed meanwhile; and where another thread waits for the device, or begins a capture, which waits. A replay
+fails where it allocates, where it touches memory that was freed, and where two streams touch the same memory in no
+order. Each thread has a current stream and a capture.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ Clock = Counter[int]
 """Stream → how many of its launches are known to be done."""
 
 HOST_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-
 COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
 
 
@@ -61,6 +61,7 @@ class RecordingDevice(StreamDevice):
         self.memory = DeviceMemory(nbytes)
         self.thread = ThreadState()
         self._clocks: dict[int, Clock] = {}
+        self._done = Clock()
         self._sides = count(-1, -1)
         """Streams of warm-ups."""
         self._captures = list[GraphRecord]()
@@ -100,10 +101,9 @@ class RecordingDevice(StreamDevice):
         if self._captures:
             raise RuntimeError("operation not permitted when stream is capturing: it waits for the device")
         self.synchronizations += 1
-        done = Clock()
         for clock in self._clocks.values():
-            done |= clock
-        self._clocks = {stream: Clock(done) for stream in self._clocks}
+            self._done |= clock
+        self._clocks.clear()
 
     def generator(self, seed: int) -> torch.Generator:
         return torch.Generator("cpu").manual_seed(seed)
@@ -161,7 +161,7 @@ class RecordingDevice(StreamDevice):
     def capture_into(self, pool: object, generators: Sequence[torch.Generator]) -> Iterator[GraphRecord]:
         assert isinstance(pool, Pool)
         self.wait_for_all()  # as torch does before a capture
-        graph = GraphRecord(self, pool)
+        graph = GraphRecord(self, pool, generators)
         self.thread.capture = graph
         self._captures.append(graph)
         try:
@@ -200,7 +200,7 @@ class RecordingDevice(StreamDevice):
                 block.read[stream] = clock[stream]
 
     def _clock(self, stream: int) -> Clock:
-        return self._clocks.setdefault(stream, Clock())
+        return self._clocks.setdefault(stream, Clock(self._done))
 
     def _refuse_while_capturing(self, does: str) -> None:
         if self.thread.capture is not None:
@@ -242,12 +242,14 @@ class RecordingDevice(StreamDevice):
         if strange and func in COPIES:
             self._refuse_while_capturing("copies from pageable memory")
             self.synchronizations += not (kwargs.get("non_blocking") or True in args[2:])
-        elif strange and not strange[0].is_meta:
+        elif strange:
             raise RuntimeError(
                 f"{func}: expected all tensors on the device, found one of {list(strange[0].shape)} on the host"
             )
         written, capture = _writes_of(func, args, kwargs), self.thread.capture
         if capture is not None:
+            if getattr(kwargs.get("generator"), "_cdata", None) not in {None, *capture.generators}:
+                self._refuse_while_capturing("draws from a generator that the graph does not know")
             capture.remember(written)
         result = func(*args, **kwargs)
         storages = {tensor.untyped_storage().data_ptr() for tensor in here}
@@ -299,8 +301,9 @@ class RecordedCall:
 class GraphRecord:
     """The calls of one graph, on memory that it does not own."""
 
-    def __init__(self, device: RecordingDevice, pool: Pool) -> None:
+    def __init__(self, device: RecordingDevice, pool: Pool, generators: Sequence[torch.Generator]) -> None:
         self._device, self.pool = device, pool
+        self.generators = {generator._cdata for generator in generators}  # type: ignore[attr-defined]
         self._calls: list[RecordedCall] = []
         self._before = dict[int, tuple[DeviceBlock, bytes]]()
         """By first byte, the blocks that recorded launches wrote to, as they were."""

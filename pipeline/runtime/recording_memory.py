@@ -12,9 +12,6 @@ import torch
 
 from pipeline.runtime.devices import CUDA_ALIGNMENT
 
-POISON = 0xA5
-"""What memory holds after the last graph of its pool is gone."""
-
 
 @dataclass(eq=False)
 class Pool:
@@ -107,7 +104,6 @@ class DeviceMemory:
                 return
             pool.is_gone = True
             for first, last in pool.free:
-                self._bytes[first:last] = POISON
                 _give(self._free, first, last)
             pool.free.clear()
 

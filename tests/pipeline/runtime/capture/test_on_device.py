@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,17 @@ from pipeline.errors import InternalError
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.ops import GraphBuilder, Kind
 from pipeline.planning.files import PlanFile, encode_plans
-from pipeline.runtime import RecordingDevice, compile_graph, kernels
+from pipeline.runtime import CompiledProgram, RecordingDevice, compile_graph, kernels
+from pipeline.runtime.capture.recorders import RECORDERS
+from pipeline.runtime.devices import GraphFailure
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
+from pipeline.runtime.states import LostStates
+from pipeline.runtime.torch_state import without_autograd
 from pipeline.training import record_step
 from pipeline.training.graph import moment_name, rate_name, stored_name
-from tests.pipeline.runtime.capture.capture_programs import train_graph
+from tests.pipeline.runtime.capture.capture_programs import stored, train_graph
 from tests.pipeline.runtime.capture.test_obstacles import Around, X, choose
-from tests.pipeline.runtime.capture.test_recording_device import FEED, mixed_graph, on
+from tests.pipeline.runtime.capture.test_recording_device import FEED, kept_blocks, mixed_graph, on
 from tests.support.torch_programs import compile_module, graph_of
 
 
@@ -178,7 +183,9 @@ def test_a_large_tensor_is_pinned_as_its_buffer_lies(device: RecordingDevice, mo
     x, pinned = torch.randn(256, 128).T, list[torch.Tensor]()
     program.capture({"x": x})
     monkeypatch.setattr(device, "as_source", lambda tensor: pinned.append(tensor) or tensor)
+    waited = device.synchronizations
     assert torch.equal(program.replay({"x": x})["y"], -x)
+    assert device.synchronizations == waited
     assert [tensor.is_contiguous() for tensor in pinned] == [True]
     assert torch.equal(program.replay({"x": device.copy_in(x)})["y"], -x)
     assert len(pinned) == 1, "what is on the device is not pinned"
@@ -201,6 +208,101 @@ def test_a_weight_of_the_feed_is_written_after_the_replays_that_read_it_on_anoth
     with device.on_stream(3):
         program.capture({**feed, "w": torch.full((2,), 5.0)}, mode="train", static_roles=[])
         assert program.replay({"x": torch.ones(2)})["y"].tolist() == [6, 6]
+
+
+def test_two_streams_may_not_write_where_the_other_one_reads(device: RecordingDevice) -> None:
+    x, y = on(device, 3), on(device, 3)
+    with device.scope(), device.on_stream(1):
+        y.copy_(x)
+    with device.scope(), device.on_stream(2):
+        assert (x + x).tolist() == [2, 2, 2], "both may read"
+        with pytest.raises(RuntimeError, match="streams race"):
+            x.add_(1)
+
+
+def test_a_replay_may_not_write_to_memory_that_was_freed(device: RecordingDevice) -> None:
+    held = [on(device, 3)]
+    graph = device.record([lambda: held[0].fill_(1)], device.new_pool(), ())
+    graph.replay()
+    held.clear()
+    with pytest.raises(RuntimeError, match="touches memory that was freed"):
+        graph.replay()
+
+
+def test_a_graph_may_not_read_what_another_one_of_its_pool_has_given_back(device: RecordingDevice) -> None:
+    """A graph may read memory of the pool that it gave back itself: nothing else is there before it is done."""
+    x, out, held, pool = on(device, 3), on(device, 3), list[torch.Tensor](), device.new_pool()
+    maker = device.record([lambda: held.append(x * 2)], pool, ())
+    reader = device.record([lambda: torch.add(held[0], 1, out=out)], pool, ())
+    both = device.record([lambda: torch.add(x * 4, 1, out=out)], pool, ())
+    held.clear()
+    maker.replay()
+    with pytest.raises(RuntimeError, match="touches memory that was freed"):
+        reader.replay()
+    both.replay()
+    assert out.tolist() == [5, 5, 5]
+
+
+def test_a_launch_may_not_read_the_host_within_an_operator_that_calls_others(device: RecordingDevice) -> None:
+    x = on(device, 3)
+    with without_autograd(), pytest.raises(GraphFailure, match=r"reads the host \(aten.nonzero.default\)"):
+        device.record([lambda: torch.ops.aten.nonzero_numpy(x)], device.new_pool(), ())
+
+
+def test_a_graph_has_to_know_the_generators_that_it_draws_from(device: RecordingDevice) -> None:
+    x, generator = on(device, 3), device.generator(3)
+    launches = [lambda: x.normal_(generator=generator)]
+    with pytest.raises(GraphFailure, match="draws from a generator that the graph does not know"):
+        device.record(launches, device.new_pool(), ())
+    device.record(launches, device.new_pool(), [generator]).replay()
+    assert not torch.equal(x, torch.ones(3))
+
+
+def test_first_values_of_states_are_kept_and_weights_are_there_on_every_stream(device: RecordingDevice) -> None:
+    """Weights are copied on the stream that compiles; a reset reads the first value of a state where it lies."""
+    given = on(device, 2)
+    with device.on_stream(1), device.scope():
+        program = compile_graph(train_graph(weight=False), {"w": given}, device=device)
+    block = device.memory.block_of(given)
+    assert block is not None and block.first in kept_blocks(program, device)
+    with device.on_stream(2):
+        assert program.new_context().run({"x": torch.ones(2)})["y"].tolist() == [0.5, 0.5]
+
+
+READS_STATES: dict[str, Callable[[CompiledProgram], object]] = {
+    "all": lambda program: program.states(),
+    "one": lambda program: program.state("w"),
+    "set": lambda program: program.give_states({"w": torch.ones(2)}),
+    "reset": lambda program: program.reset_states(),
+}
+
+
+@pytest.mark.parametrize("name", READS_STATES)
+def test_states_are_read_and_set_after_the_runs_on_another_stream(name: str, device: RecordingDevice) -> None:
+    program = compile_graph(train_graph(), device=device)
+    with device.on_stream(1):
+        program.run({"x": torch.ones(2)})
+    with device.on_stream(2), device.scope():
+        waited = device.synchronizations
+        READS_STATES[name](program)
+        assert name == "reset" or device.synchronizations == waited
+
+
+def test_a_capture_is_warmed_up_three_times_on_a_stream_of_its_own(device: RecordingDevice) -> None:
+    x, seen = on(device, 3), list[int]()
+
+    def run() -> None:
+        with device.scope():
+            x.add_(1)
+        seen.append(device.thread.stream)
+
+    session = compile_graph(mixed_graph(), device=device).captures.session
+    with device.on_stream(5), device.scope():
+        x.add_(1)
+        RECORDERS["graph"](session).warm_up(run)
+        assert (len(seen), len({*seen, 5})) == (3, 2), "one stream, and not the caller's"
+        assert x.tolist() == [5] * 3
+        x.add_(1)  # no race: the caller's stream waits for the warm-up, as that does for the caller's
 
 
 # Four faults, each planted in the kernel of a program: a capture or a replay fails and names its call.
@@ -249,6 +351,28 @@ def test_a_kernel_that_allocates_in_a_replay_fails_it(device: RecordingDevice, m
         program.capture({"x": torch.tensor(2.0)})
         with pytest.raises(InternalError, match=r"call 0 NotFinite.* a replay allocates memory of the device"):
             program.replay({"x": torch.tensor(2.0)})
+
+
+def test_a_graph_that_fails_takes_the_states_that_any_of_its_launches_writes(
+    device: RecordingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph does not say how far it came: `w` is written before the launch that fails."""
+    held = list[torch.Tensor]()
+    plant(monkeypatch, lambda _, out: out.copy_(held[0]))
+    builder = GraphBuilder("late")
+    scalar = TensorSpec((), "float32")
+    x, w = builder.input("x", scalar), builder.state("w", scalar, stored(1.0))
+    (after,) = builder.emit("aten.add.Tensor", [w, x], [("after", scalar)])
+    graph = replace(builder.build(builder.emit("NotFinite", [x], [("y", scalar)])), updates={w: after})
+    with device.scope():
+        held.append(on(device, 1)[0])
+    program = compile_graph(graph, device=device)
+    program.capture({"x": torch.tensor(1.0)})
+    held.clear()
+    with pytest.raises(InternalError, match="a replay touches memory that was freed"):
+        program.replay({"x": torch.tensor(1.0)})
+    with pytest.raises(LostStates, match="had begun to write to the states w"):
+        program.states()
 
 
 def test_a_kernel_that_reads_memory_which_the_pool_of_another_program_has_freed_fails_its_replay(

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -217,7 +216,13 @@ def test_a_replay_runs_on_the_stream_of_its_caller_after_what_ran_on_another(dev
     for stream in (1, 2, 1, 0):
         with device.on_stream(stream):
             program.replay(feed)
-    assert program.state("step") == 4
+    for stream in (2, 1):
+        with device.on_stream(stream):
+            program.run(feed)
+    assert program.state("step") == 6
+    waited = device.synchronizations
+    program.synchronize()
+    assert device.synchronizations == waited + 1, "also where it has no index to look at"
 
 
 def views_graph() -> Graph:
@@ -245,6 +250,10 @@ def test_no_memory_of_a_program_is_given_away_while_a_stream_uses_it(
     gc.collect()
     before = kept_blocks(program, device)
     assert before == live_blocks(device)
+    order = program.context.states.order
+    assert isinstance(order, RecordingOrder)
+    arena = program.context._arena  # itself: torch's allocator of CUDA does not know the storages of its parts
+    assert any(memory is arena for memory in order.kept.values())
     feeds = {mixed_graph: FEED, train_graph: {"x": torch.tensor([1.0, 2.0])}, views_graph: {"x": FEED["x"]}}
     program.capture(feeds.get(make, {"x": torch.tensor(1.0)}))
     gc.collect()
@@ -328,14 +337,15 @@ def test_a_wrong_index_selects_a_row_and_fails_a_later_run(device: RecordingDevi
 
 
 def test_constant_indices_are_checked_when_a_program_is_bound(device: RecordingDevice) -> None:
-    """Positions, say, cost a replay nothing; a wrong constant is found as a wrong index of the feed is."""
-    for number, is_wrong in ((3, False), (4, True)):
+    """Positions, say, cost a replay nothing; a wrong constant is found as a wrong index of the feed is. A parameter may
+    change where it lies."""
+    for number, is_param, is_checked in ((3, False, False), (4, False, True), (3, True, True)):
         builder = GraphBuilder("rows")
-        table = builder.input("table", SQUARE)
-        ids = builder.const("ids", TensorSpec((2,), "int64"), np.array([0, number]))
+        table, add = builder.input("table", SQUARE), builder.param if is_param else builder.const
+        ids = add("ids", TensorSpec((2,), "int64"), stored([0, number], "int64"))
         (y,) = builder.emit("aten.embedding.default", [table, ids], [("y", TensorSpec((2, 4), "float32"))])
         program = compile_graph(builder.build([y]), device=device)
-        assert (program.capture({"table": torch.ones(4, 4)}).flags is not None) is is_wrong
+        assert (program.capture({"table": torch.ones(4, 4)}).flags is not None) is is_checked
 
 
 def test_debug_says_at_once_which_launch_failed(device: RecordingDevice) -> None:

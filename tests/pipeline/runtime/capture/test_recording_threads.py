@@ -125,3 +125,16 @@ def test_what_another_thread_computes_meanwhile_is_not_recorded(device: Recordin
     assert (mine.tolist(), other.tolist()) == ([1, 1, 1], [2, 2, 2])
     graph.replay()
     assert (mine.tolist(), other.tolist()) == ([2, 2, 2], [2, 2, 2])
+
+
+def test_what_another_thread_has_in_place_of_freed_memory_is_not_taken_back(device: RecordingDevice) -> None:
+    held, other = [on(device, 3)], list[torch.Tensor]()
+
+    def give_away() -> None:
+        place = held.pop().data_ptr()
+        other.append(pool.submit(device.copy_in, torch.full((3,), 7.0)).result(WAIT_S))
+        assert other[0].data_ptr() == place
+
+    with ThreadPoolExecutor(1) as pool:
+        device.record([lambda: held[0].add_(1), give_away], device.new_pool(), ())
+    assert other[0].tolist() == [7, 7, 7]

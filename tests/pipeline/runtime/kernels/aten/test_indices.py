@@ -10,7 +10,7 @@ from torch.nn import functional as f
 
 from pipeline.errors import DataError
 from pipeline.runtime import RecordingDevice, compile_graph
-from pipeline.runtime.kernels.aten.indices import INDEXED, LISTS
+from pipeline.runtime.kernels.aten.indices import INDEXED, LISTS, IndexFlags
 from tests.support.torch_programs import Calls, feed_of, graph_of
 
 X = torch.linspace(-1, 1, 20).view(4, 5)
@@ -135,3 +135,23 @@ def test_no_operator_of_torch_reads_indices_that_nobody_checks() -> None:
         operands = [item.name for item in schema.arguments if "Tensor" in str(item.type)]
         found |= {name} if {"index", "indices", "target", "targets"} & set(operands) else set()
     assert not {name for name in found if not name.startswith(SPARSE)}
+
+
+def test_probabilities_of_classes_are_no_indices() -> None:
+    """A loss takes both as its target, and a clamp of these would change them."""
+    given = [X, torch.linspace(-2, 9, 20).view(4, 5)]
+    graph = graph_of(Calls([f.cross_entropy]), given)
+    (found,) = compile_graph(graph, device=RecordingDevice(2**20)).run(feed_of(graph, given)).values()
+    torch.testing.assert_close(found, f.cross_entropy(*given))
+
+
+def test_a_wait_looks_anew_where_a_look_began_before_the_last_launches() -> None:
+    device = RecordingDevice(2**20)
+    flags = IndexFlags(device, 1)
+    flag = flags.new_flag(7)
+    flags.start()
+    flag.fill_(True)
+    flags.wait()
+    assert flags.poll() == 7
+    flags.wait()
+    assert flags.poll() is None
