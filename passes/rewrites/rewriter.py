@@ -58,10 +58,7 @@ class Rewriter(GraphValues):
         """Value → the reader for which it keeps its name."""
         self.place: float = math.inf
         """The position in the graph before which nodes are added; by default at the end."""
-        self._spare = unread_tensors(graph)
-        """Stored tensors that nothing read before."""
-        self._droppable = computed_values(live_nodes(graph)).keys() if keeps_dead else None
-        """Values of the nodes that may go where nothing reads them; None for all."""
+        self._keeps_dead = keeps_dead
         self._node_names = {node.name for node in graph.node}
         self._nodes: dict[int, NodeProto] = {}
         self._places: dict[int, tuple[float, int]] = {}
@@ -310,15 +307,15 @@ class Rewriter(GraphValues):
         graph = self.proto.graph
         replace_entries(graph.node, sorted(self._nodes.values(), key=lambda node: self._places[id(node)]))
         sort_nodes(graph)
-        live, droppable = computed_values(live_nodes(graph)).keys(), self._droppable
+        live, was_live = computed_values(live_nodes(graph)).keys(), self.view.live_values
         stays = [
             node
             for node in graph.node
-            if not live.isdisjoint(node.output) or (droppable is not None and droppable.isdisjoint(node.output))
+            if not live.isdisjoint(node.output) or (self._keeps_dead and was_live.isdisjoint(node.output))
         ]
         replace_entries(graph.node, stays)
         replace_entries(graph.initializer, self.stored.values())
-        drop_unread(graph, self._spare)
+        drop_unread(graph, spare=unread_tensors(self.model.proto.graph))
         return DetachedModel(self.proto, {**self.model.weights, **self._weights})
 
     def state(self) -> dict[str, Any]:
