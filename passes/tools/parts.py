@@ -130,7 +130,7 @@ def split(
 
     Args:
         model: a path, a message or a DetachedModel; it stays as it is.
-        at: values at which to cut; what computes them, and has not been computed before, is a part.
+        at: values at which to cut, in any order; what computes them, and has not been computed before, is a part.
         max_bytes: a part ends before its weights would be more than this.
         module: a glob of torch module paths; each module that it matches is a part, and so is what is between them.
         runs_on: node name, or the first output → whether a target takes it; neighbours that are alike are a part.
@@ -174,12 +174,12 @@ def split(
 
 
 def _parts_at(index: GraphIndex, values: Sequence[str]) -> list[int]:
-    """The part of each node: the first cut that needs it, or the last part."""
-    numbers = [len(values)] * len(index.own)
+    """The part of each node: the first cut, in the order of the graph, that needs it, or the last part."""
     for name in values:
         if name not in index.producers:
             raise PolicyError(f"split: no node makes a value {name!r}{nearest(name, index.producers)}")
-    for cut, name in reversed(list(enumerate(values))):
+    numbers = [len(values)] * len(index.own)
+    for cut, name in reversed(list(enumerate(sorted(values, key=index.positions.__getitem__)))):
         for node in index.ancestors([name]):
             numbers[index.positions[next(filter(None, node.output))]] = cut
     return numbers

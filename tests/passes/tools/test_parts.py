@@ -84,6 +84,12 @@ def test_parts(way: Mapping[str, Any], expected: object, context: PassContext) -
     assert {name: errors.max_abs for name, errors in found.errors.items()} == {"y": 0, "z": 0}
 
 
+def test_values_to_cut_at_may_come_in_any_order(context: PassContext) -> None:
+    assert picture(split(branches(), at=["c", "a"], context=context)) == picture(
+        split(branches(), at=["a", "c"], context=context)
+    )
+
+
 def test_the_manifest_says_what_feeds_what(tmp_path: Path, context: PassContext) -> None:
     split(branches(), at=["b"], context=context).save(tmp_path)
     manifest = json.loads((tmp_path / parts.MANIFEST).read_text())
