@@ -157,3 +157,5 @@ def test_operands_that_a_kernel_of_a_gpu_needs_padded_stay_with_torch(
     query = torch.empty(1, 2, 8, width, device="meta")
     mask = None if keys is None else torch.empty(1, 2, 8, keys, device="meta")
     assert find_backend(query, query, query, mask, False, 1.0) == backend
+    narrow = torch.empty(1, 2, 8, 12, device="meta")
+    assert (find_backend(query, query, narrow, mask, False, 1.0) == "auto") is (chosen == 1 or backend == "auto")

@@ -162,6 +162,12 @@ def test_joined_axes_count_over_the_same_elements(case: tuple[list[int], list[to
         assert tensor.as_strided(space.sizes, strides).reshape(-1).equal(tensor.expand(sizes).reshape(-1))
 
 
+def test_axes_that_lie_in_a_row_are_one() -> None:
+    assert join_axes((2, 3, 4), [(12, 4, 1), (0, 0, 0)], keeps_rows=False).sizes == (24,)
+    assert join_axes((2, 3, 4), [(12, 4, 1), (0, 4, 1)], keeps_rows=False).sizes == (2, 12)
+    assert join_axes((2, 3, 4), [(12, 4, 1)], keeps_rows=True).sizes == (6, 4)
+
+
 @pytest.mark.parametrize("decoupled", [False, True])
 @pytest.mark.parametrize("largest", [False, True])
 @pytest.mark.parametrize("maximize", [False, True])
@@ -224,16 +230,21 @@ def test_adam_reads_gradients_where_a_run_has_pointed_them_at() -> None:
     attrs = {"beta1": 0.9, "beta2": 0.99, "epsilon": 0.0, "weight_decay": 0, "decoupled": False, "maximize": False}
     launch = launch_adam(groups, [gradient], step, rate, skip, attrs)
     assert launch is not None
-    SlotPointer(gradient, operands_of(launch)).point_at(elsewhere)
+    pointer = SlotPointer(gradient.detach(), operands_of(launch))
+    pointer.point_at(elsewhere)
     launch()
     torch.testing.assert_close(groups[0][0], torch.full((3,), -0.5))
+    pointer.point_home()
+    launch()
+    torch.testing.assert_close(groups[1][0], torch.full((3,), 0.09))
 
 
-def test_adam_corrects_moments_in_float64() -> None:
+@pytest.mark.parametrize("beta1", [0.0, 0.9])
+def test_adam_corrects_moments_in_float64(beta1: float) -> None:
     """At the first update 1 - 0.99999 is 1.001e-05 in float32."""
     groups, gradient = [[torch.zeros(3)] for _ in range(3)], torch.ones(3)
     step, rate, skip = torch.ones(()), torch.tensor(0.5, dtype=torch.float64), torch.zeros(())
-    attrs = {"beta1": 0.9, "beta2": 0.99999, "epsilon": 0.0, "weight_decay": 0, "decoupled": False, "maximize": False}
+    attrs = {"beta1": beta1, "beta2": 0.99999, "epsilon": 0.0, "weight_decay": 0, "decoupled": False, "maximize": False}
     launch = launch_adam(groups, [gradient], step, rate, skip, attrs)
     assert launch is not None
     launch()
@@ -250,6 +261,13 @@ def test_adam_leaves_mixed_dtypes_to_torch() -> None:
     attrs = {"beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8, "weight_decay": 0, "decoupled": False, "maximize": False}
     scalar = torch.zeros(())
     assert launch_adam(groups, groups[0], scalar, scalar, scalar, attrs) is None
+    whole = [[torch.zeros(2, 3)] for _ in range(3)]
+    assert launch_adam(whole, [torch.zeros(3, 2).T], scalar, scalar, scalar, attrs) is None, "as it does other strides"
+
+
+@pytest.mark.parametrize("index", [torch.zeros(0).long(), torch.zeros(4).short(), torch.zeros(8).long()[::2]])
+def test_the_check_leaves_other_indices_to_torch(index: torch.Tensor) -> None:
+    assert launch_clamp(index, torch.empty_like(index), torch.zeros((), dtype=torch.bool), 0, 6, None) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)

@@ -137,12 +137,22 @@ def test_no_operator_of_torch_reads_indices_that_nobody_checks() -> None:
     assert not {name for name in found if not name.startswith(SPARSE)}
 
 
+def test_a_constant_that_says_ignored_needs_no_check() -> None:
+    target = torch.tensor([4, -100, 1, 2])
+    graph = graph_of(Calls([lambda x: f.cross_entropy(x, target)]), [X])
+    assert compile_graph(graph, device=RecordingDevice(2**20)).context._flags is None
+
+
 def test_probabilities_of_classes_are_no_indices() -> None:
     """A loss takes both as its target, and a clamp of these would change them."""
-    given = [X, torch.linspace(-2, 9, 20).view(4, 5)]
-    graph = graph_of(Calls([f.cross_entropy]), given)
+
+    def loss(x: torch.Tensor, target: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return f.cross_entropy(f.embedding(rows, x), target)
+
+    given = [X, torch.linspace(-2, 9, 20).view(4, 5), torch.arange(4)]
+    graph = graph_of(Calls([loss]), given)
     (found,) = compile_graph(graph, device=RecordingDevice(2**20)).run(feed_of(graph, given)).values()
-    torch.testing.assert_close(found, f.cross_entropy(*given))
+    torch.testing.assert_close(found, loss(*given))
 
 
 def test_a_wait_looks_anew_where_a_look_began_before_the_last_launches() -> None:
