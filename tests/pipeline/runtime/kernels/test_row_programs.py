@@ -302,6 +302,7 @@ def test_a_product_with_its_activation_in_one_call() -> None:
     torch.testing.assert_close(out, torch.relu(x @ weight + bias), atol=1e-6, rtol=1e-5)  # sums of five terms
     assert multiply_and_activate(x, weight, bias, out, "silu") is None
     assert multiply_and_activate(x.transpose(0, 1), weight, bias, torch.empty(3, 2, 4), "relu") is None
+    assert multiply_and_activate(x, weight, bias, out, "gelu") is None, "the epilogue has only the one by tanh"
 
 
 def test_programs_read_what_they_say() -> None:
