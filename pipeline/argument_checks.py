@@ -14,6 +14,8 @@ from functools import wraps
 from numbers import Integral
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
+
 from passes.suggest import describe_argument
 from pipeline.errors import UsageError
 
@@ -54,11 +56,13 @@ def expects(place: str = "", /, **checks: Check) -> Callable[[Callable[Params, R
     Args:
         place: what the message begins with, where the name of the argument alone does not say whose it is: `Conv2d: `.
 
-    The decorated function raises UsageError for an argument that its check does not accept.
+    The decorated function gets a scalar of numpy as the number of Python that it is, where its check accepts that, and
+    raises UsageError for an argument that its check does not accept.
     """
 
     def decorate(function: Callable[Params, Result]) -> Callable[Params, Result]:
-        places = list(inspect.signature(function).parameters)
+        signature = inspect.signature(function)
+        places = list(signature.parameters)
         rows = [(places.index(name), name, check) for name, check in checks.items()]
 
         @wraps(function)
@@ -70,8 +74,13 @@ def expects(place: str = "", /, **checks: Check) -> Callable[[Callable[Params, R
                     item = kwargs[name]
                 else:
                     continue
-                if not check.accepts(item):
-                    raise UsageError(f"{place}{name} is {describe_argument(item)}; expected {check.words}")
+                if check.accepts(item):
+                    continue
+                if isinstance(item, np.generic) and check.accepts(item.item()):
+                    given = signature.bind(*args, **kwargs)
+                    given.arguments[name] = item.item()
+                    return call(*given.args, **given.kwargs)
+                raise UsageError(f"{place}{name} is {describe_argument(item)}; expected {check.words}")
             return function(*args, **kwargs)
 
         return call
@@ -122,6 +131,7 @@ NAMES = Check(_are_names, "names, such as ['x']")
 A_LIST = a((list, tuple), "a list or a tuple")
 COUNT = Check(lambda item: type(item) is int and item > 0, "a number above 0")
 WHOLE = Check(lambda item: type(item) is int, "an integer")
+SEED = Check(lambda item: type(item) is int and item >= 0, "an integer of 0 or more")
 NUMBER = Check(lambda item: isinstance(item, int | float) and type(item) is not bool, "a number")
 TEXT = Check(lambda item: type(item) is str, "a text")
 TOKENS = Check(_are_tokens, "tokens, such as [1, 2, 3]")

@@ -331,7 +331,8 @@ def _nudge(array: np.ndarray) -> np.ndarray:
     if array.dtype.kind != "f":
         return array
     towards = np.where(np.arange(array.size) % 2, np.inf, -np.inf).astype(array.dtype).reshape(array.shape)
-    return np.nextafter(array, towards)
+    with np.errstate(all="ignore"):  # the neighbour of a zero is a denormal number
+        return np.nextafter(array, towards)
 
 
 def _has_nan(array: np.ndarray) -> bool:

@@ -259,7 +259,7 @@ def _call_once(
         return outputs, watch
     except OnnxlineError:
         raise
-    except Exception as error:  # a user's forward may raise anything
+    except (Exception, SystemExit) as error:  # a user's forward may raise anything
         place = where_raised(error, module)
         listing = "; ".join(map(str, inputs)) or "none, since the example holds no tensor"
         raise SourceError(

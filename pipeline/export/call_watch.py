@@ -22,6 +22,7 @@ from torch import nn
 from passes.user_files import is_user_code
 from pipeline.export.source import Example, TorchSource
 from pipeline.export.tree import named_leaves
+from pipeline.export.user_code import kept_surroundings
 from pipeline.importers.from_torch.modules import (
     STANDARD,
     attribute_items,
@@ -49,7 +50,8 @@ LOUD = ("torch", "transformers", "onnxscript", "onnx_ir", "huggingface_hub")
 
 @contextlib.contextmanager
 def capture_output() -> Iterator[list[str]]:
-    """Collect what is printed, logged or warned of in this block; the yielded list gets the lines when it ends.
+    """Collect what is printed, logged or warned of in this block; the yielded list gets the lines when it ends. Put
+    back the working directory and numpy's handling of errors.
 
     What libraries say of themselves is left out: deprecations in code that is not the user's, and `ABOUT_LIBRARIES`.
     Streams, loggers and warnings belong to the process, so blocks in two threads must not overlap.
@@ -61,6 +63,7 @@ def capture_output() -> Iterator[list[str]]:
         contextlib.redirect_stdout(stream),
         contextlib.redirect_stderr(stream),
         _loggers_into(notes),
+        kept_surroundings(),
     ):
         warnings.simplefilter("always")
         try:

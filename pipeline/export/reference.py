@@ -68,7 +68,7 @@ def run_torch(source: TorchSource, feeds: Mapping[str, np.ndarray | torch.Tensor
             arrays += [to_numpy(written[value.target]) for value in source.lifted]
     except OnnxlineError:
         raise
-    except Exception as error:  # the user's forward may raise anything
+    except (Exception, SystemExit) as error:  # the user's forward may raise anything
         place = where_raised(error, source.module)
         shapes = ", ".join(f"{name}{list(tensor.shape)}" for name, tensor in tensors.items())
         raise SourceError(f"the model raises{place} on {shapes}: {first_line(error)}") from error

@@ -8,14 +8,18 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import numpy as np
 
 from passes.suggest import nearest
 from passes.user_files import OURS, STDLIB, is_installed, is_user_code, run_file
@@ -211,6 +215,22 @@ def _hint(name: str, known: Sequence[str]) -> str:
     return nearest(name, known) or f"; it has: {', '.join(known[:8]) or 'no functions'}"
 
 
+@contextmanager
+def kept_surroundings() -> Iterator[None]:
+    """Put back what the user's code may change around us: the working directory, to which the paths of a run are
+    relative, and numpy's handling of floating-point errors, with which our own comparisons would raise."""
+    try:
+        folder = Path.cwd()
+    except FileNotFoundError:  # it was removed
+        folder = None
+    try:
+        with np.errstate():
+            yield
+    finally:
+        if folder is not None:
+            os.chdir(folder)
+
+
 def call_user_code(call: Callable[[], T], title: str, own: str) -> T:
     """Call the user's code; any error becomes a SourceError that names the innermost line of that code.
 
@@ -219,7 +239,8 @@ def call_user_code(call: Callable[[], T], title: str, own: str) -> T:
         own: the reference by which the user named the code.
     """
     try:
-        value = call()
+        with kept_surroundings():
+            value = call()
         if inspect.iscoroutine(value):  # the caller refuses it; Python would warn that it was never awaited
             value.close()
         return value

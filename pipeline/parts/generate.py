@@ -20,7 +20,7 @@ import numpy as np
 
 from passes.visible import Table, TableResult
 from passes.weights.sessions import first_words
-from pipeline.argument_checks import MAPPING, NUMBER, PATH, TEXT, TOKENS, WHOLE, expects
+from pipeline.argument_checks import MAPPING, NUMBER, PATH, SEED, TEXT, TOKENS, WHOLE, expects
 from pipeline.config import RuntimeConfig
 from pipeline.config.yaml_source import read_yaml
 from pipeline.errors import OnnxlineError, UsageError
@@ -95,7 +95,7 @@ class TextGenerator:
         start=TOKENS.or_none(),
         max_new_tokens=WHOLE,
         temperature=NUMBER,
-        seed=WHOLE,
+        seed=SEED,
         stop=TOKENS.or_none(),
     )
     def generate(
@@ -139,7 +139,7 @@ class TextGenerator:
         if max_new_tokens < 1:
             raise UsageError(f"generate: found max_new_tokens {max_new_tokens}, expected 1 or more")
         known = read_settings(self.models)
-        first = self._first_tokens(ids, start, known)
+        first = self._first_tokens(ids, start, inputs, known)
         vocabulary = known.get("vocab_size") or 2**63
         wrong = next((token for token in (*ids, *first) if not 0 <= token < vocabulary), None)
         if wrong is not None:
@@ -163,11 +163,13 @@ class TextGenerator:
         text = tokenizer.decode(tokens) if tokenizer is not None else ""
         return Generation(tuple(ids), tuple(tokens), sum(seconds), seconds[0], rate, self.backend, text)
 
-    def _first_tokens(self, ids: Sequence[int], start: Sequence[int] | None, known: Mapping[str, Any]) -> Sequence[int]:
+    def _first_tokens(
+        self, ids: Sequence[int], start: Sequence[int] | None, inputs: Feeds | None, known: Mapping[str, Any]
+    ) -> Sequence[int]:
         """The tokens that the decoder reads first.
 
         Raises:
-            UsageError: `start` is given to a decoder without an encoder.
+            UsageError: `start` or `inputs` are given to a decoder without an encoder.
         """
         if isinstance(self._reader, Seq2SeqReader):
             return [known.get("start", 0)] if start is None else start
@@ -177,6 +179,11 @@ class TextGenerator:
             )
         if start is not None:
             raise UsageError(f"generate: found start tokens, but {self.models} has no encoder; give them as the prompt")
+        if inputs and not isinstance(self._reader, image_text.ImageTextReader):
+            raise UsageError(
+                f"generate: found inputs ({', '.join(inputs)}), but {self.models} has no encoder, which would read "
+                "them; give the prompt alone"
+            )
         return ids
 
 

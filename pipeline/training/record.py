@@ -169,7 +169,7 @@ def _initial(
     settings: OptimizerSettings, stored: dict[str, torch.Tensor], graph: Graph, limit: float | None
 ) -> dict[str, torch.Tensor]:
     """The values that the optimizer's states begin with."""
-    found = {STEP: torch.tensor(float(settings.step))}
+    found = {STEP: torch.tensor(float(settings.step), dtype=torch.float32)}
     if limit is not None:
         (spec,) = (value.spec for value in graph.values if value.name == LIMIT)
         found[LIMIT] = torch.tensor(float(limit), dtype=torch_dtype(spec.dtype))

@@ -157,7 +157,7 @@ def _of_optimizer(
             f"the optimizer did {min(steps)} to {max(steps)} steps with its parameters; expected one number"
         )
     if rule == "Adam":  # SGD of torch does not count, and the number of steps that were done stays
-        given[STEP] = torch.tensor(float(max(steps, default=0)))
+        given[STEP] = torch.tensor(float(max(steps, default=0)), dtype=torch.float32)
     return given
 
 

@@ -70,6 +70,17 @@ def test_ids_may_be_an_array_of_integers_of_64_bits(counter: Path) -> None:
         generator.generate([1, 2**63])
 
 
+def test_arguments_without_a_use_are_refused(counter: Path) -> None:
+    """numpy's own error came out for the seed, and inputs of an encoder that is not there were ignored."""
+    generator = TextGenerator(counter, "onnxruntime")
+    with pytest.raises(UsageError, match="seed is -1; expected an integer of 0 or more"):
+        generator.generate([1, 2, 3], temperature=1.0, seed=-1)
+    with pytest.raises(UsageError, match=r"found inputs \(input_features\), but .* has no encoder"):
+        generator.generate([1, 2, 3], inputs={"input_features": np.zeros((1, 2))})
+    count, seed = np.int64(5), np.uint8(0)  # numpy's scalars are the numbers that they are
+    assert generator.generate([1, 2, 3], max_new_tokens=count, seed=seed).tokens == by_hand([1, 2, 3], 5)
+
+
 @pytest.mark.parametrize("backend", ["onnxruntime", "plan", "torch"])
 def test_states_are_carried_from_call_to_call(counter: Path, backend: str) -> None:
     found = TextGenerator(str(counter), backend).generate([1, 2, 3], max_new_tokens=5)

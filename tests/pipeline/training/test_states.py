@@ -97,6 +97,21 @@ def test_state_dicts_go_both_ways() -> None:
     assert kept["module"]["head.weight"].equal(kept["module"]["embed.weight"])
 
 
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16], ids=str)
+def test_the_default_dtype_changes_no_state(default: torch.dtype) -> None:
+    """The count of steps took torch's default dtype, and the graph refused it."""
+    before, module, batch = torch.get_default_dtype(), seeded(mlp), MODELS["mlp"].batch(0)
+    try:
+        torch.set_default_dtype(default)
+        program = record_step(module, LOSS, AdamW(module.parameters(), lr=1e-3), batch)
+        program.step(batch)
+        program.load_state_dict(program.state_dict())
+        assert program.steps_done == 1
+        assert program.snapshot().states["optimizer.step"].dtype is torch.float32
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_the_momentum_of_a_training_by_torch_is_kept() -> None:
     """SGD of torch does not count its steps: a program recorded after three of them has a momentum and did no step."""
     module = seeded(mlp)
