@@ -98,13 +98,8 @@ def _convert(
         return PassResult(model, changed=False, why=why)
     ends = whole.index.required_inputs, whole.index.outputs
     relation = Relation.between_namesakes(*ends, judged_as=half, runs_as=round_half(made, half))
-    refusal = context.proofs.ask(why_not_run, model=portable(made, context.spill)) if draws and half in RUN else ""
+    refusal = context.proofs.ask(why_not_run, model=portable(made, context.spill)) if draws else ""
     return PassResult(made, why="; ".join(filter(None, (converter.describe(), refusal))), relation=relation)
-
-
-RUN: Final = frozenset({"float16"})
-"""The types that onnxruntime's CPU provider takes. Where it has no kernel it computes in float32 and drops the Casts
-around the node, so nothing is rounded, and the proof runs a model that rounds by itself."""
 
 
 def _keep_measured(
@@ -379,7 +374,10 @@ NUMPY: Final = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.
 
 def round_half(model: DetachedModel, half: str) -> DetachedModel:
     """`model` with each node of the half type computing in float32, between operands and results that are rounded: what
-    hardware does that adds up in float32."""
+    hardware does that adds up in float32.
+
+    The proof runs this model: where onnxruntime's CPU provider has no kernel of float16 it computes in float32 and
+    drops the Casts around the node, so nothing is rounded, and it has hardly a kernel of bfloat16."""
     proto, dtype = model.copy_proto(), HALVES[half]
     graph = proto.graph
     kinds = {name: info.type.tensor_type.elem_type for name, info in GraphIndex(infer_types(proto)).types.items()}
