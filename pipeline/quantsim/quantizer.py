@@ -168,7 +168,7 @@ class ModelQuantizer:
         Args:
             quantized: the model with QuantizeLinear and DequantizeLinear.
             samples: the inputs.
-            source: the model in float whose outputs they are compared with; by default the one that is quantized.
+            source: the model in float whose outputs they are compared with; by default the model that is quantized.
 
         Raises:
             CheckFailed: it does not run.
