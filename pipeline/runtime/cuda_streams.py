@@ -75,6 +75,7 @@ class CudaLateValue:
         self._next = time.perf_counter() + BETWEEN_LOOKS_S
         self._host.copy_(self._tensor, non_blocking=True)
         self._event.record(torch.cuda.current_stream(self._tensor.device))
+        self._tensor.zero_()
         self._is_under_way = True
 
     def poll(self) -> torch.Tensor | None:

@@ -42,11 +42,11 @@ class RecordedGraph(Protocol):
 
 
 class LateValue(Protocol):
-    """A tensor of a device that the host reads when the device is done with it, without waiting."""
+    """A tensor of a device to which launches add, and which the host takes without waiting for the device."""
 
     def start(self, *, at_once: bool = False) -> None:
-        """Begin to copy the tensor to the host, unless a copy is under way, or `at_once` is not said and the last one
-        was just now."""
+        """Launch a copy of the tensor to the host, and then zeros into it, so that nothing is lost that later launches
+        add; unless a copy is under way, or `at_once` is not said and the last one was just now."""
         ...
 
     def poll(self) -> torch.Tensor | None:
@@ -181,7 +181,7 @@ class Device(ABC):
         return make_guard()
 
     def late_value(self, tensor: torch.Tensor) -> LateValue:
-        """`tensor`, to be read without waiting for the device."""
+        """`tensor`, to be taken without waiting for the device."""
         raise NotImplementedError(f"{self.name} launches nothing that the host does not wait for")
 
     def side_stream(self) -> AbstractContextManager[object]:

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipeline.runtime.devices import CUDA_ALIGNMENT, LateValue, StreamDevice, StreamOrder
-from pipeline.runtime.recording_memory import DeviceBlock, DeviceMemory, Pool
+from pipeline.runtime.recording_memory import DeviceBlock, DeviceMemory, Pool, writes_of
 from pipeline.runtime.torch_state import DispatchGuard, make_guard
 
 Clock = Counter[int]
@@ -246,7 +246,7 @@ class RecordingDevice(StreamDevice):
             raise RuntimeError(
                 f"{func}: expected all tensors on the device, found one of {list(strange[0].shape)} on the host"
             )
-        written, capture = _writes_of(func, args, kwargs), self.thread.capture
+        written, capture = writes_of(func, args, kwargs), self.thread.capture
         if capture is not None:
             if getattr(kwargs.get("generator"), "_cdata", None) not in {None, *capture.generators}:
                 self._refuse_while_capturing("draws from a generator that the graph does not know")
@@ -431,20 +431,11 @@ class RecordingLateValue:
 
     def start(self, *, at_once: bool = False) -> None:
         if self._copy is None:
-            self._device.touch((self._tensor,), ())
+            self._device.touch((self._tensor,), (self._tensor,))
             with _disable_current_modes():
                 self._copy = self._tensor.clone()
+                self._tensor.zero_()
 
     def poll(self) -> torch.Tensor | None:
         found, self._copy = self._copy, None
         return found
-
-
-def _writes_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that `func` writes to, by its schema."""
-    found: list[torch.Tensor] = []
-    for at, item in enumerate(func._schema.arguments):
-        if item.alias_info is not None and item.alias_info.is_write:
-            given = args[at] if at < len(args) else kwargs.get(item.name)
-            found += [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
-    return found

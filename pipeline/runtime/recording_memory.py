@@ -6,9 +6,11 @@ import bisect
 import threading
 import weakref
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from pipeline.runtime.devices import CUDA_ALIGNMENT
 
@@ -147,3 +149,13 @@ def _give(free: list[tuple[int, int]], first: int, last: int) -> None:
         first = free.pop(at - 1)[0]
         at -= 1
     free.insert(at, (first, last))
+
+
+def writes_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that `func` writes to, by its schema."""
+    found: list[torch.Tensor] = []
+    for at, item in enumerate(func._schema.arguments):
+        if item.alias_info is not None and item.alias_info.is_write:
+            given = args[at] if at < len(args) else kwargs.get(item.name)
+            found += [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+    return found

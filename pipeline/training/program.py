@@ -371,7 +371,7 @@ class TrainProgram(ProcessBound):
 
 
 class LateSum:
-    """The sum of a number of each step, which is finite as long as all of them are; the host reads it late."""
+    """The sum of a number of each step, which is finite as long as all of them are; the host takes it late."""
 
     def __init__(self, device: Device, order: StreamOrder) -> None:
         with device.scope():
@@ -386,10 +386,7 @@ class LateSum:
     def is_finite(self) -> bool:
         """Whether all numbers that the host knows are finite; False once after a number that is not finite."""
         found = self._value.poll()
-        if found is None or math.isfinite(found.item()):
-            return True
-        self._sum.zero_()
-        return False
+        return found is None or math.isfinite(found.item())
 
 
 PHASES = ("Trace", "Compile", "Warmup", "Capture", "Replay")

@@ -1,8 +1,9 @@
 """Check indices on the device, before a kernel reads them: an index out of range ends the whole context of CUDA.
 
 A launch clamps the indices first, and the kernel reads the clamped ones. Where that changed any, a flag of the call is
-set, which stays set. The host looks at a copy of the flags when the device is done with it, and waits for nothing. So
-the error is raised by a later run than the one with the wrong index.
+set, which stays set until launches after it copy the flags to the host and clear them. The host looks at the copy when
+the device is done with it, and waits for nothing. So the error is raised by a later run than the one with the wrong
+index.
 """
 
 from __future__ import annotations
@@ -127,6 +128,8 @@ class IndexFlags:
         self.owners: list[int] = []
         """By flag, the index of its call in the plan."""
         self._device, self._late = device, device.late_value(self.memory)
+        self._wrong: dict[int, None] = {}
+        """The calls, in order, that had a wrong index which the host knows of, and which nobody was told."""
 
     def new_flag(self, call: int) -> torch.Tensor:
         self.owners.append(call)
@@ -139,17 +142,22 @@ class IndexFlags:
     def wait(self) -> None:
         """Wait for the device, so that `poll` knows of everything that was launched before."""
         self._device.synchronize()
-        self._late.poll()  # ends a look that began before the last launches; the flags are set still
-        self._late.start(at_once=True)
+        self._collect()  # ends a look that began before the last launches
+        with self._device.scope():
+            self._late.start(at_once=True)
         self._device.synchronize()
 
     def poll(self) -> int | None:
         """The place of a call that had a wrong index, if the host knows of one by now; each is given once."""
+        self._collect()
+        wrong = next(iter(self._wrong), None)
+        self._wrong.pop(wrong, None)  # type: ignore[arg-type]
+        return wrong
+
+    def _collect(self) -> None:
         found = self._late.poll()
-        if found is None or not found.any():
-            return None
-        self.memory.zero_()
-        return self.owners[int(found.nonzero()[0])]
+        if found is not None and found.any():
+            self._wrong.update(dict.fromkeys(self.owners[at] for at in found.nonzero().flatten().tolist()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -333,6 +334,9 @@ def test_a_wrong_index_selects_a_row_and_fails_a_later_run(device: RecordingDevi
     program.replay({**FEED, "ids": torch.tensor([0, -1, 1, 1])})
     with pytest.raises(DataError, match=r"ids: int64\[4\]"):
         program.synchronize()
+    for stream in (1, 2, 3):
+        with device.on_stream(stream), device.scope(), pytest.raises(DataError) if stream == 2 else nullcontext():
+            program.replay(wrong if stream == 1 else FEED)
     program.synchronize()
 
 
@@ -414,9 +418,12 @@ def test_a_recorded_step_is_that_of_torch(optimizer: Any, device: RecordingDevic
     assert sum_of_losses is not None and sum_of_losses.first in kept_blocks(program._compiled, device)
     broken = (torch.full((5, 6), torch.nan), batch[1])
     program.step(broken)
-    with pytest.raises(NotFinite, match="which cuda:0 shows after the step"):
-        program.step(batch)
-    torch.testing.assert_close(program.step(batch), plain.step(batch))
+    with device.scope():
+        program._late.add(device.copy_in(torch.tensor(torch.nan)))  # as a step before the host knows of the first one
+    for _ in range(2):
+        with pytest.raises(NotFinite, match="which cuda:0 shows after the step"):
+            program.step(batch)
+        torch.testing.assert_close(program.step(batch), plain.step(batch))
 
 
 def test_generators_of_a_program_go_on_from_replay_to_replay(device: RecordingDevice) -> None:

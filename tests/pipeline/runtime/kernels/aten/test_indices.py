@@ -165,3 +165,27 @@ def test_a_wait_looks_anew_where_a_look_began_before_the_last_launches() -> None
     assert flags.poll() == 7
     flags.wait()
     assert flags.poll() is None
+
+
+def test_a_look_loses_no_wrong_index() -> None:
+    """Two calls had one before the look, and one has another after it began: each is given once, in the plan's order.
+    What the host reads needs no order of streams, and what clears the flags has it."""
+    device = RecordingDevice(2**20)
+    flags = IndexFlags(device, 2)
+    first, second = flags.new_flag(7), flags.new_flag(9)
+    with device.scope(), device.on_stream(1):
+        flags.memory.fill_(True)
+        flags.start()
+        second.fill_(True)
+    with device.scope(), device.on_stream(2):
+        assert [flags.poll(), flags.poll(), flags.poll()] == [7, 9, None]
+        with pytest.raises(RuntimeError, match="streams race"):
+            flags.start()
+    with device.scope(), device.on_stream(1):
+        flags.start()
+        assert [flags.poll(), flags.poll()] == [9, None]
+        first.fill_(True)
+        flags.start()
+        second.fill_(True)
+        flags.wait()
+    assert [flags.poll(), flags.poll(), flags.poll()] == [7, 9, None]
