@@ -10,11 +10,12 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, NoReturn, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -300,12 +301,29 @@ def options(
 
 def main() -> None:
     """Run the command line; turn errors into one message and an exit code."""
-    with open_streams() as output:
+    with _without_end(), open_streams() as output:
         code = _exit_code()
         if output.loss:
             _complain(f"standard output cannot be written: {output.loss}; what was not printed is lost")
             code = UsageError.exit_code
     sys.exit(code)
+
+
+@contextmanager
+def _without_end() -> Iterator[None]:
+    """Make an error of os._exit, by which a model's code would end the command with its own exit code, 0 too."""
+    end, process = os._exit, os.getpid()
+
+    def refuse(status: int) -> NoReturn:
+        if os.getpid() != process:
+            end(status)
+        raise SystemExit(f"os._exit({status}) was called, which would end the command")
+
+    os._exit = refuse
+    try:
+        yield
+    finally:
+        os._exit = end
 
 
 def _exit_code() -> int:

@@ -22,6 +22,7 @@ from torch import nn
 from passes.user_files import is_user_code
 from pipeline.export.source import Example, TorchSource
 from pipeline.export.tree import named_leaves
+from pipeline.export.turn import TURN
 from pipeline.export.user_code import kept_surroundings
 from pipeline.importers.from_torch.modules import (
     STANDARD,
@@ -54,11 +55,12 @@ def capture_output() -> Iterator[list[str]]:
     back the working directory and numpy's handling of errors.
 
     What libraries say of themselves is left out: deprecations in code that is not the user's, and `ABOUT_LIBRARIES`.
-    Streams, loggers and warnings belong to the process, so blocks in two threads must not overlap.
+    Streams, loggers and warnings belong to the process, so blocks in two threads take turns.
     """
     notes: list[str] = []
     stream = io.StringIO()
     with (
+        TURN,
         warnings.catch_warnings(record=True) as caught,
         contextlib.redirect_stdout(stream),
         contextlib.redirect_stderr(stream),

@@ -32,11 +32,13 @@ from pipeline.export.source import TorchSource
 from pipeline.export.trace import forget_trace, trace_module
 from pipeline.export.translations import translation_table
 from pipeline.export.tree import input_tensors
+from pipeline.export.turn import takes_turns
 from pipeline.export.user_code import advice_on_trace, first_line
 from pipeline.export.writes import as_configured, live_writes, placeholders
 from pipeline.runtime.tensors import dtype_name
 
 
+@takes_turns
 def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None = None) -> ExportedModel:
     """Export the module; nothing is optimized here: passes do that, with proof.
 

@@ -25,7 +25,7 @@ from passes.suggest import nearest
 from passes.user_files import OURS, STDLIB, is_installed, is_user_code, run_file
 from passes.worker.own_names import describe_clash
 from pipeline.config import split_factory
-from pipeline.errors import OnnxlineError, SourceError
+from pipeline.errors import OnnxlineError, SourceError, UsageError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -218,7 +218,9 @@ def _hint(name: str, known: Sequence[str]) -> str:
 @contextmanager
 def kept_surroundings() -> Iterator[None]:
     """Put back what the user's code may change around us: the working directory, to which the paths of a run are
-    relative, and numpy's handling of floating-point errors, with which our own comparisons would raise."""
+    relative, and numpy's handling of floating-point errors, with which our own comparisons would raise. A child that
+    the user's code forks ends here: the run would go on in both, on the same files."""
+    process = os.getpid()
     try:
         folder = Path.cwd()
     except FileNotFoundError:  # it was removed
@@ -227,6 +229,8 @@ def kept_surroundings() -> Iterator[None]:
         with np.errstate():
             yield
     finally:
+        if os.getpid() != process:
+            os._exit(UsageError.exit_code)
         if folder is not None:
             os.chdir(folder)
 

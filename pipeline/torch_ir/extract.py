@@ -18,6 +18,7 @@ from pipeline.errors import InternalError, Unsupported, UsageError
 from pipeline.export.source import InputSpec, TorchSource
 from pipeline.export.trace import separate_memory, trace_module
 from pipeline.export.tree import leaves_with_path, not_dense, register_caches
+from pipeline.export.turn import takes_turns
 from pipeline.export.user_code import advice_on_trace
 from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.functionalize import functionalize_program, merge_names
@@ -121,6 +122,7 @@ def export_model(
     return export_program(model, args, named, dynamic_shapes)
 
 
+@takes_turns
 def export_program(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any = None
 ) -> ExportedProgram:
@@ -190,6 +192,7 @@ def _refuse_scripted(model: nn.Module) -> None:
     raise mistaken(what, scripted, "modules of Python, which torch.export can trace", ExportError, hints)
 
 
+@takes_turns
 def extract_ir(
     model: nn.Module,
     example_inputs: Arguments,
@@ -304,6 +307,7 @@ def _dims(program: ExportedProgram, inputs: Iterable[InputSpec]) -> Iterator[tup
                 yield symbol, declared
 
 
+@takes_turns
 def convert_exported_program(
     exported: ExportedProgram,
     model_name: str = "",

@@ -64,7 +64,8 @@ class RandomGuard:
                 "the forward pass or the loss sets the state of torch's random generator"
                 + (f" ({place})" if place != NO_PLACE else "")
                 + ", as torch.manual_seed, fork_rng and torch.utils.checkpoint do, which no step would do: seed before "
-                "the steps, keep values that are to stay in a buffer, and call what draws outside of a checkpoint"
+                "the steps, keep values that are to stay in a buffer, and call what draws outside of a checkpoint; "
+                "another thread that draws during the recording looks the same"
             )
 
     def put_back(self) -> None:

@@ -25,6 +25,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pipeline.errors import OnnxlineError, Unsupported, UsageError
+from pipeline.export.turn import takes_turns
 from pipeline.training.attributes import ModuleAttributes
 from pipeline.training.batch import Batch, BatchLayout, LossFunction, refuse_module
 from pipeline.training.frozen_numbers import (
@@ -71,6 +72,7 @@ class TracedStep:
     """Parameters that ask for a gradient and get none."""
 
 
+@takes_turns
 def trace_step(
     module: nn.Module, loss: LossFunction, batch: Batch, *, clips: Clipping = "none", checks_gradients: bool = False
 ) -> TracedStep:
@@ -127,6 +129,7 @@ def trace_step(
     )
 
 
+@takes_turns
 def refuse_what_torch_refuses(module: nn.Module, loss: LossFunction, batch: Batch) -> None:
     """Compute the loss once by plain torch, on copies; for a step that could not be recorded or run.
 

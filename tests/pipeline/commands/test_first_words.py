@@ -126,6 +126,17 @@ def test_mistakes_and_optimize_need_no_torch_and_no_wide_terminal(model: Path, t
     assert ops(Path(out)) == ["Neg"]
 
 
+def test_a_factory_that_ends_the_process_is_an_error(onnxline, tmp_path: Path, monkeypatch) -> None:
+    """The command ended with exit code 0, without a word and without a model."""
+    monkeypatch.chdir(tmp_path)
+    end = os._exit
+    Path("net.py").write_text("import os\ndef make(): os._exit(0)\n", encoding="utf-8")
+    code, text = onnxline("run", "net.py:make")
+    assert code == 2
+    assert "SystemExit: os._exit(0) was called, which would end the command" in text
+    assert os._exit is end
+
+
 def test_a_folder_in_place_of_a_file_is_called_one(onnxline, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("m.onnx", "c.yaml"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,3 +50,21 @@ def test_a_forward_pass_that_exits_is_an_error(factory: Callable[..., ModelConfi
     text = f"import sys\nclass Exits(nn.Linear):\n    def forward(self, input):\n        {code}\ndef make():\n"
     with pytest.raises(SourceError, match=r"the model raises on its example inputs.*: SystemExit: (0|done)"):
         load_source(factory(f"{text}    return Exits(4, 2)\n", inputs={"input": {"shape": [2, 4]}}))
+
+
+def test_a_child_that_forward_forks_does_not_go_on_with_the_run(
+    factory: Callable[..., ModelConfig], tmp_path: Path
+) -> None:
+    """Both processes wrote the same files, and said the same lines."""
+    reached = tmp_path / "reached"
+    text = "import os\nclass Forks(nn.Linear):\n    def forward(self, input):\n        os.fork()\n"
+    text += "        return super().forward(input)\ndef make():\n    return Forks(4, 2)\n"
+    process = os.getpid()
+    try:
+        load_source(factory(text, inputs={"input": {"shape": [2, 4]}}))
+    finally:
+        if os.getpid() != process:  # where nothing ends the child
+            reached.touch()
+            os._exit(0)
+    os.wait()
+    assert not reached.exists()
