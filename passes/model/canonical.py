@@ -254,6 +254,8 @@ class _GraphReader:
             bodies.extend(replace(self, depth=self.depth + 1).graph(graph) for graph in inner)
             plain.append((attribute.name, len(inner) or self.attribute(attribute)))
         op, inputs, outputs = node.op_type, tuple(node.input), tuple(node.output)
+        while inputs and not inputs[-1]:  # an optional input that is left out, written or not
+            inputs = inputs[:-1]
         if op == "Constant" and node.domain == "" and node.attribute and node.attribute[0].name == "value":
             constant = self.tensor(node.attribute[0].t)
         is_random = op in RANDOM_OPS or any(inner.draw for body in bodies for inner in body.nodes)
