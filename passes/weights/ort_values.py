@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import onnxruntime
@@ -59,3 +60,16 @@ def array_of(value: onnxruntime.OrtValue) -> np.ndarray:
     if not math.prod(shape):
         return np.empty(shape, helper.tensor_dtype_to_np_dtype(kind))
     return numpy_helper.to_array(helper.make_tensor("value", kind, shape, bytes(memory), raw=True))
+
+
+def run_session(
+    session: onnxruntime.InferenceSession,
+    outputs: Sequence[str],
+    feeds: Mapping[str, np.ndarray],
+    options: onnxruntime.RunOptions | None = None,
+) -> Sequence[Any]:
+    """The outputs; where an input or output has a dtype that numpy does not have, through values of onnxruntime."""
+    if not any(map(is_beyond_numpy, (*session.get_inputs(), *session.get_outputs()))):
+        return session.run(None, dict(feeds), options)
+    values = {name: value_of(array) for name, array in feeds.items()}
+    return [*map(array_of, session.run_with_ort_values(outputs, values, options))]

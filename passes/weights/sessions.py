@@ -26,7 +26,7 @@ from passes.graph.traversal import reads_of, without_sparse
 from passes.visible import visible_line
 from passes.weights.detached import DetachedModel
 from passes.weights.evaluator import dequantize_stored, open_evaluator
-from passes.weights.ort_values import array_of, is_beyond_numpy, value_of
+from passes.weights.ort_values import run_session, value_of
 from passes.weights.stand_ins import Weight, inline, point_to
 from passes.worker.platforms import available_cores
 
@@ -173,7 +173,7 @@ class Session:
         if within_s is not None:
             timer.start()
         try:
-            results = self._run_session(given, options)
+            results = run_session(self._session, self.outputs, given, options)
         except Exception as error:
             if REUSED in str(error) and self._options.enable_mem_reuse:
                 self._options.enable_mem_reuse = False
@@ -185,13 +185,6 @@ class Session:
         finally:
             timer.cancel()
         return {name: as_array(name, result) for name, result in zip(self.outputs, results, strict=True)}
-
-    def _run_session(self, given: Mapping[str, np.ndarray], options: onnxruntime.RunOptions) -> Sequence[Any]:
-        """The outputs; where an input or output has a dtype that numpy does not have, through values of onnxruntime."""
-        if not any(map(is_beyond_numpy, (*self._session.get_inputs(), *self._session.get_outputs()))):
-            return self._session.run(None, given, options)
-        values = {name: value_of(array) for name, array in given.items()}
-        return [*map(array_of, self._session.run_with_ort_values(self.outputs, values, options))]
 
 
 def as_array(name: str, result: object) -> np.ndarray:

@@ -3,7 +3,6 @@ outputs are from those in float. It is `QuantSim` without its run, its artifacts
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +16,13 @@ import onnx
 from passes.context import PassContext, open_context
 from passes.errors import check_arguments
 from passes.graph.inference import start_process
-from passes.graph.op_facts import opset_of
+from passes.graph.op_facts import RANDOM_OPS, opset_of
+from passes.graph.traversal import every_node
 from passes.optimize import optimize, read_source
 from passes.policy.policy import check_lists
 from passes.proof.draws import InputSampler
 from passes.run.result import PassRow, Status
-from passes.suggest import bytes_text, plural
+from passes.suggest import bytes_text, join_first, plural
 from passes.visible import Table, TableResult
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.files import save, write_errors
@@ -34,6 +34,7 @@ from pipeline.export.load import describe_onnx
 from pipeline.export.source import InputSpec, OnnxSource
 from pipeline.quantsim.encodings import Encoding
 from pipeline.quantsim.hidden_values import refuse_quantized_activations
+from pipeline.quantsim.int8_messages import name_own_options, own_options
 from pipeline.quantsim.noise import describe_ratio
 from pipeline.quantsim.placement import SELECTORS, Placement
 from pipeline.quantsim.preparation import find_conversion, find_untie, inline_layers
@@ -115,7 +116,8 @@ class Int8Result(TableResult):
         yield Table("formats", cells, ("format", "weights", "others"))
         reasons = Counter(placed.reason for placed in left)
         first = {placed.reason: placed.site.tensor for placed in reversed(left)}
-        most = [(reason, str(count), first[reason]) for reason, count in reasons.most_common(MOST_REASONS)]
+        counted = reasons.most_common(MOST_REASONS)
+        most = [(name_own_options(reason), str(count), first[reason]) for reason, count in counted]
         rest = len(reasons) - len(most)
         most += [(plural(rest, "more reason"), str(len(left) - sum(int(row[1]) for row in most)), "")] if rest else []
         yield Table("in float", most, ("why", "tensors", "such as"))
@@ -144,6 +146,7 @@ def _error_of(row: PassRow) -> str:
     return "equal by structure" if worst is None else f"max error {worst:.1e}"
 
 
+@own_options()
 def to_int8(
     model: onnx.ModelProto | str | Path | DetachedModel,
     data: str | Path | Sequence[str | Path] = (),
@@ -199,9 +202,10 @@ def to_int8(
         start_process()  # a fork of this process, before onnxruntime starts threads here
         source = read_source(model, context)
         refuse_quantized_activations(source)
+        flat, inlined = _inline_functions(source)
         settings = QuantSimConfig(
             profile=profile,
-            rules=_find_rules(keep, source),
+            rules=_find_rules(keep, flat),
             calibration=CalibrationConfig(data=entries, samples=samples, seed=seed),
             encodings_from=None if encodings is None else str(encodings),
         )
@@ -212,11 +216,11 @@ def to_int8(
         if not proving or source.has_layers():
             references = compute_references(described, plan_draws(described, own, VerifyConfig()), context)
             proving, sampler = [dict(draw.feeds) for draw in references.draws], references.sampler
-        prepared, steps = _prepare(source, settings, proving, context, notes)
-    prepared, inlined = inline_layers(prepared, sampler)
+        prepared, steps = _prepare(flat, settings, proving, context, notes)
+    prepared, more = inline_layers(prepared, sampler)
     if sampler is not None and not (entries or feeds):
         known = _samples_of(settings, described, enlarge(sampler, prepared, ()))
-    return _quantize(source, prepared, settings, known, steps, [*notes, *inlined])
+    return _quantize(source, prepared, settings, known, steps, [*inlined, *notes, *more])
 
 
 def _samples_of(settings: QuantSimConfig, source: OnnxSource, sampler: InputSampler | None = None) -> Samples:
@@ -264,6 +268,15 @@ def _find_rules(keep: Sequence[str], model: DetachedModel) -> dict[str, FormatsC
     return {selector: FormatsConfig(weights=FLOAT, activations=FLOAT) for selector in selectors}
 
 
+def _inline_functions(model: DetachedModel) -> tuple[DetachedModel, tuple[str, ...]]:
+    """The model with the bodies of its functions in place of their calls, which would stay in float; a sentence on it.
+    Equal layers stay: they are proven together, and `inline_layers` inlines them."""
+    count = len(model.proto.functions)
+    if not count or model.has_layers():
+        return model, ()
+    return model.without_functions(), (f"{plural(count, 'function')} {'is' if count == 1 else 'are'} inlined",)
+
+
 def _prepare(
     model: DetachedModel, settings: QuantSimConfig, feeds: Sequence[Feeds], context: PassContext, notes: list[str]
 ) -> tuple[DetachedModel, tuple[PassRow, ...]]:
@@ -309,7 +322,8 @@ def _quantize(
     if not quantizer.placement.quantized_sites():
         reasons = Counter(placed.reason for placed in quantizer.placement.left_in_float())
         why = ", ".join(f"{plural(count, 'tensor')}: {reason}" for reason, count in reasons.most_common(MOST_REASONS))
-        raise UsageError(f"to-int8: {settings.profile} quantizes no tensor of the model ({why or 'it has no floats'})")
+        said = f"{settings.profile} quantizes no tensor of the model ({why or 'it has no floats'})"
+        raise UsageError("; ".join((f"to-int8: {said}", *(note.removeprefix("quantsim: ") for note in notes))))
     quantizer.find_ranges(samples)
     ranges = quantizer.ranges(quantizer.placement) if quantizer.needs_ranges else {}
     placement, encodings, more = quantizer.encode(ranges)
@@ -317,18 +331,24 @@ def _quantize(
     outputs, device = quantizer.simulate(quantized, samples, source)
     if device.not_run and settings.profile == "ort-cpu":
         raise CheckFailed(f"to-int8: onnxruntime runs the result only without its optimizations: {device.not_run}")
-    more = (*placement.notes(), *more, *describe_limited_biases(encodings, quantizer.model), *device.notes())
+    more = (
+        *_describe_outputs(quantizer.model, outputs),
+        *placement.notes(),
+        *more,
+        *describe_limited_biases(encodings, quantizer.model),
+        *device.notes(),
+    )
     sizes = weight_bytes(quantizer.model, placement)
-    sentences = tuple(map(_name_own_options, (*notes, *more)))
+    sentences = tuple(name_own_options(note).removeprefix("to-int8: ") for note in (*notes, *more))
     counts = quantizer.measured_samples, quantizer.compared
     return Int8Result(quantized, placement, encodings, outputs, device, steps, sizes, *counts, sentences)
 
 
-def _name_own_options(note: str) -> str:
-    """A note of a simulation, with `keep` and `data` where it names keys of the section quantsim."""
-    text = note.removeprefix("quantsim: ").replace("quantsim.calibration.data", DATA)
-    return RULE.sub(r"keep \1", text)
-
-
-RULE: Final = re.compile(r"quantsim\.rules, (\S+:.+?): \{(?:activations|weights): float\}")
-"""How a note writes a rule that leaves something in float."""
+def _describe_outputs(model: DetachedModel, outputs: Mapping[str, OutputNoise]) -> Iterator[str]:
+    """What the ratios of the outputs do not say."""
+    graph = model.proto.graph
+    if silent := [output.name for output in graph.output if output.name not in outputs]:
+        names = join_first(silent, MOST_REASONS)
+        yield f"outputs without elements, or of other types than float16, float32 and float64, have no ratio: {names}"
+    if drawn := sorted({node.op_type for node in every_node(graph) if node.op_type in RANDOM_OPS - {"Dropout"}}):
+        yield f"{', '.join(drawn)} give other numbers in each run, so ratios of outputs that depend on them say nothing"

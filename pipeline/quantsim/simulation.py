@@ -24,6 +24,7 @@ from passes.graph.op_facts import BIAS, BIASED
 from passes.suggest import plural
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel
 from passes.weights.files import save
+from passes.weights.ort_values import run_session
 from passes.weights.sessions import Session, describe_refusal
 from pipeline.errors import UsageError
 from pipeline.quantsim.noise import sqnr_db
@@ -256,7 +257,7 @@ class _OptimizedSession:
             _NotRun: a kernel stopped with an error.
         """
         try:
-            results = self._session.run(None, dict(feeds))
+            results = run_session(self._session, self._names, feeds)
         except Exception as error:
             raise _NotRun(" ".join(str(error).split())) from error
         return dict(zip(self._names, map(np.asarray, results), strict=True))

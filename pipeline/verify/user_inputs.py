@@ -195,7 +195,7 @@ def check_feeds(
     feeds: dict[str, np.ndarray] = {}
     for spec in specs:
         if spec.name in arrays:
-            array, why = _fit_array(arrays[spec.name], spec)
+            array, why = _fit_array(arrays[spec.name], spec, is_configured="." in key)
             if not why and not array.size and not may_be_empty:
                 why = f"is {array.dtype}{shape_text(array.shape)}, which holds no number"
             feeds[spec.name] = array
@@ -206,7 +206,7 @@ def check_feeds(
     return feeds
 
 
-def _fit_array(value: Any, spec: InputSpec) -> tuple[np.ndarray, str]:
+def _fit_array(value: Any, spec: InputSpec, *, is_configured: bool) -> tuple[np.ndarray, str]:
     """A copy of `value`, since a loader may reuse its buffer, and what is wrong with it; empty where it fits."""
     if type(value).__module__.partition(".")[0] == "torch":
         import torch
@@ -233,7 +233,7 @@ def _fit_array(value: Any, spec: InputSpec) -> tuple[np.ndarray, str]:
     if array.dtype != dtype or not fits:
         expected = f"{spec.dtype}{shape_text(spec.shape)}"
         cast = "" if array.dtype == dtype else f": convert it with .astype({spec.dtype!r})"
-        named = "" if fits else "; name a dim in model.inputs.*.shape to leave it open"
+        named = "" if fits or not is_configured else "; name a dim in model.inputs.*.shape to leave it open"
         return array, f"is {array.dtype}{shape}, expected {expected}{cast or named}"
     return array, ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.inliner
 import onnxruntime
 import pytest
 from typer.testing import CliRunner
@@ -31,6 +33,9 @@ GRAPHS = {
 }
 """A weight of a product that an Add reads too, of which AIMET's targets want a copy; and sizes that draws choose,
 which are enlarged."""
+
+KEYS = re.compile(r"quantsim[.:]|passes\.recipe|model\.(inputs|dims)|verify\.|proof")
+"""What a configuration has, and `to-int8` has not."""
 
 
 @pytest.fixture
@@ -196,6 +201,72 @@ def test_a_note_names_the_option_that_helps() -> None:
     assert "give data samples with elements there" in onnxline.to_int8(empty).notes[-1]
 
 
+@pytest.mark.parametrize(
+    ("text", "opset", "said"),
+    [
+        ("g (float16[4, 4] x) => (float16[4, 4] y) { y = MatMul(x, x) }", 17, "apply to-float32 first"),
+        (
+            "g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) { a = Attention(x, x, x) y = MatMul(a, w) }",
+            23,
+            "apply dec",
+        ),
+        (
+            "g (float[4, 4] x) => (float[4, 4] y) { a = MatMul(x, w) b = Gemm<transB=1>(a, w) y = Add(b, x) }",
+            17,
+            "untie",
+        ),
+        ("g (float[2, 4] x) => (float[2, 4] y) { a = MatMul(x, w) s = Abs(a) n = Neg(s) y = Log(n) }", 17, "give data"),
+        ("g (float[2, 4] x) => (float[2, 4] y) { a = own.Unknown(x) y = MatMul(a, w) }", 17, "--custom-ops ops.py"),
+        (
+            "g (float[2, 4] x) => (float[2, 4] y, float[2, 4] e) { e = Exp(x) i = Div(e, z) y = MatMul(i, o) }",
+            17,
+            "keep tensor:i",
+        ),
+    ],
+)
+def test_messages_name_options_and_no_keys_of_a_configuration(text: str, opset: int, said: str, tmp_path: Path) -> None:
+    known = {"w": np.eye(4), "z": np.zeros(1), "o": np.ones((4, 4))}
+    weights = {name: array.astype(np.float32) for name, array in known.items() if re.search(rf"\b{name}\)", text)}
+    model = onnx.parser.parse_model(f'<ir_version: 11, opset_import: ["": {opset}, "own": 1]> {text}')
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in weights.items())
+    onnx.save(model, tmp_path / "model.onnx")
+    result = CliRunner().invoke(app, ["to-int8", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "out.onnx")])
+    printed = " ".join(f"{result.output} {result.exception or ''}".split())
+    assert said in printed
+    assert not KEYS.search(printed)
+
+
+def test_what_is_in_functions_is_quantized(folder: Path) -> None:
+    """A call is one operator that no target knows, and would stay in float."""
+    text = """<ir_version: 8, opset_import: ["": 17, "own": 1]>
+        g (float[2, 4] x) => (float[2, 4] y) { a = own.layer(x, w) y = own.layer(a, w) }
+        <domain: "own", opset_import: ["": 17]> layer (p, q) => (r) { m = MatMul(p, q) r = Relu(m) }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32) / 3, "w"))
+    result = onnxline.to_int8(model)
+    assert "1 function is inlined" in result.notes
+    assert result.placement.formats().keys() >= {"x", "w", "a", "y"}
+    assert result.outputs["y"].sqnr_db > 30
+    assert result.to_proto() == onnxline.to_int8(onnx.inliner.inline_local_functions(model)).to_proto()
+    kept = onnxline.to_int8(model, keep=["MatMul"])
+    assert {"w", "x"}.isdisjoint(kept.placement.formats())
+
+
+def test_outputs_without_a_ratio_are_named() -> None:
+    text = "g (float[2, 4] x) => (int64[2] i, float[2, 4] y) { p = MatMul(x, w) r = RandomNormalLike(x) y = Add(r, p) "
+    text += "i = ArgMax<axis = 1, keepdims = 0>(y) }"
+    notes = onnxline.to_int8(attach(model_of(text, w=np.eye(4, dtype=np.float32)))).notes
+    assert "outputs without elements, or of other types than float16, float32 and float64, have no ratio: i" in notes
+    assert [note for note in notes if note.startswith("RandomNormalLike give")]
+
+
+def test_inputs_of_bfloat16_are_fed() -> None:
+    text = "g (bfloat16[2, 4] x) => (bfloat16[2, 4] y) { f = Cast<to = 1>(x) a = MatMul(f, w) y = Cast<to = 16>(a) }"
+    result = onnxline.to_int8(attach(model_of(text, w=np.eye(4, dtype=np.float32))))
+    assert not result.device.not_run
+    assert "w" in result.placement.formats()
+
+
 def test_integer_inputs_are_fed_and_not_quantized() -> None:
     """Tokens that index a table: what is computed of them is quantized."""
     table, weight = (np.random.default_rng(seed).standard_normal((8, 8)).astype(np.float32) for seed in (0, 1))
@@ -229,6 +300,7 @@ def test_mistakes(words: str, said: str, folder: Path, monkeypatch: pytest.Monke
     np.savez("nan.npz", x=np.array([[0, 0, 0, 0], [0, 0, 0, np.nan]], np.float32))
     printed = call("mlp.onnx", "-o", "out.onnx", *words.split(), code=2)
     assert said in " ".join(printed.split())
+    assert not KEYS.search(printed)
     assert not Path("out.onnx").exists()
 
 
