@@ -106,12 +106,17 @@ def split(
         found = tools.split(opened, encodings=given, proof=not no_proof, **ways)
     except StepFailed as failure:
         raise CheckFailed(f"{failure}; nothing was written") from failure
-    with write_errors(out):
-        found.save(out)
-        if version is not None:
-            for part in found.parts:
-                text = aimet_text(dict(part.encodings), set(part.model.index.initializers), version)
-                write_file(out / f"{part.name}.encodings", text)
+    try:
+        with write_errors(out):
+            found.save(out)
+            if version is not None:
+                for part in found.parts:
+                    text = aimet_text(dict(part.encodings), set(part.model.index.initializers), version)
+                    write_file(out / f"{part.name}.encodings", text)
+    except BaseException:  # Ctrl-C too: the same command would not take a folder with some of the parts
+        for file in out.glob("*"):
+            file.unlink()
+        raise
     print_text(str(found))
     sizes = ", ".join(bytes_text(part.model.nbytes()) for part in found.parts)
     print_line(f"{plural(len(found.parts), 'part')} ({sizes}) in {out}, with {tools.MANIFEST}")

@@ -21,6 +21,7 @@ from pipeline.commands.facts import read_size
 from pipeline.commands.view import short_names
 from tests.support.browser import browser
 from tests.support.onnx_models import biased_attention
+from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -263,6 +264,21 @@ def test_split_and_merge(model: Path, tmp_path: Path) -> None:
     call("split", model, "-o", tmp_path / "other", "--max-size", "huge", code=2)
     assert "part" in call("split", model, "-o", tmp_path / "small", "--max-size", "9kB")
     call("split", model, "-o", tmp_path / "target", "--target", "coreml")
+
+
+def test_a_split_that_cannot_write_all_parts_leaves_none(model: Path, tmp_path: Path) -> None:
+    """The same command was refused once the disk had room, since the folder was not empty."""
+    words = ["split", model, "--at", "scores", "--no-proof", "-o"]
+    call(*words, tmp_path / "whole")
+    first, second = ((tmp_path / "whole" / f"part{place}.onnx").stat().st_size for place in (0, 1))
+    assert first < second
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({first}, {first}))"
+    code = f"from pipeline.cli import main; {limit}; main()"
+    limited = [sys.executable, "-B", "-c", code, *map(str, words), str(tmp_path / "parts")]
+    ended = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, "part1.onnx" in ended.stderr) == (2, True), ended.stderr
+    assert not list((tmp_path / "parts").iterdir())
+    call(*words, tmp_path / "parts")
 
 
 def test_a_model_that_does_not_run_is_a_mistake_of_its_user(model: Path, tmp_path: Path) -> None:
