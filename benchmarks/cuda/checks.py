@@ -239,6 +239,33 @@ def check_streams(device: Device) -> str:
     return "2 contexts"
 
 
+class Dropped(nn.Module):
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(rows, 0.5, training=True)
+
+
+def check_draws(device: Device) -> str:
+    """Replays of two programs draw in turn from torch's default generator, on two streams as on one."""
+    rows = torch.ones(1024)
+    graph = graph_of(Dropped(), [rows])
+    programs = [compile_graph(graph, device=device) for _ in range(2)]
+    feed = {graph.values[vid].name: rows for vid in graph.inputs}
+    for program in programs:
+        program.capture(feed)
+    is_card = device.place.type == "cuda"
+    found = []
+    for is_split in (True, False):
+        streams = [torch.cuda.Stream() if is_card and is_split else None for _ in programs]
+        torch.manual_seed(5)
+        for program, stream in zip(programs * 3, streams * 3, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(next(iter(program.replay(feed).values())))
+        device.synchronize()
+    assert all(map(torch.equal, found[:6], found[6:])), "two streams draw other numbers than one"
+    assert len({tuple(drawn.tolist()) for drawn in found}) == 6, "a replay repeats the numbers of another one"
+    return "6 draws"
+
+
 ADAM: Final = partial(torch.optim.AdamW, lr=1e-3)
 
 
@@ -293,6 +320,7 @@ CHECKS: Final[Mapping[str, Callable[[Device], str]]] = {
     "indices": check_indices,
     "row-programs": check_row_programs,
     "streams": check_streams,
+    "draws": check_draws,
     "operators": check_operators,
     **{f"train-{name}": partial(check_training, name) for name in TRAINED},
 }

@@ -11,7 +11,6 @@ No program has run on a CUDA device yet: `CudaDevice` is untested there. The rul
 from __future__ import annotations
 
 import sys
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -27,6 +26,7 @@ from pipeline.errors import InternalError, Unsupported
 from pipeline.ir.graph import Graph, TensorSpec, devices_of
 from pipeline.planning.arena import ALIGNMENT
 from pipeline.runtime.cuda_streams import CudaLateValue, CudaOrder, CudaPool, OrderedGuard, capture_into
+from pipeline.runtime.graph_draws import RECORDING, DrawingGraph, standing_in
 from pipeline.runtime.tensors import torch_dtype, with_strides
 from pipeline.runtime.torch_state import DispatchGuard, make_guard
 
@@ -161,12 +161,10 @@ class Device(ABC):
         """A new generator that begins at `seed`."""
         return torch.Generator(self.place).manual_seed(seed)
 
-    def random_state(self) -> torch.Tensor:
-        """The state of torch's default generator of this device."""
-        return torch.get_rng_state()
-
-    def set_random_state(self, state: torch.Tensor) -> None:
-        torch.set_rng_state(state)
+    @property
+    def default_generator(self) -> torch.Generator:
+        """That from which torch draws on this device where it is given none."""
+        return torch.default_generator
 
     def scope(self) -> AbstractContextManager[object]:
         """Entered while a program of this device is bound and run."""
@@ -200,8 +198,11 @@ class Device(ABC):
         """Whether this thread records a graph now."""
         return False
 
-    def record(self, launches: Launches, pool: object, generators: Sequence[torch.Generator]) -> RecordedGraph:
-        """The launches as one graph, whose memory comes from `pool`; `generators` advance at each replay.
+    def record(
+        self, launches: Launches, pool: object, generators: Sequence[torch.Generator], *, draws: bool = False
+    ) -> RecordedGraph:
+        """The launches as one graph, whose memory comes from `pool`; `generators` advance at each replay, and torch's
+        default generator where the launches draw from it.
 
         Raises:
             GraphFailure: a launch cannot be recorded.
@@ -265,6 +266,10 @@ class StreamDevice(Device):
         """Wait until everything that was launched is done; no thread records meanwhile."""
 
     @abstractmethod
+    def standing_in(self, generator: torch.Generator) -> AbstractContextManager[None]:
+        """A context in which torch draws from `generator` for its default generator, from where that one is."""
+
+    @abstractmethod
     def capture_into(
         self, pool: object, generators: Sequence[torch.Generator]
     ) -> AbstractContextManager[RecordedGraph]:
@@ -274,20 +279,18 @@ class StreamDevice(Device):
         with RECORDING:
             self.wait_for_all()
 
-    def record(self, launches: Launches, pool: object, generators: Sequence[torch.Generator]) -> RecordedGraph:
-        at = -1
+    def record(
+        self, launches: Launches, pool: object, generators: Sequence[torch.Generator], *, draws: bool = False
+    ) -> RecordedGraph:
+        at, own = -1, self.generator(0)
         try:
             # CUDA refuses to destroy a graph while the same thread records another, and torch 2.9 collects none before
-            with RECORDING, pause_collector(), self.capture_into(pool, generators) as graph:
+            with RECORDING, pause_collector(), self.standing_in(own), self.capture_into(pool, generators) as graph:
                 for at, launch in enumerate(launches):  # noqa: B007 - read where a launch fails
                     launch()
         except launch_errors() as error:
             raise GraphFailure(max(at, 0), error) from error
-        return graph
-
-
-RECORDING: Final = threading.RLock()
-"""Held by a thread that records, or waits for a device: CUDA refuses to wait for a device where another one records."""
+        return DrawingGraph(graph.replay, own, self.default_generator) if draws else graph
 
 
 class CudaDevice(StreamDevice):
@@ -317,11 +320,10 @@ class CudaDevice(StreamDevice):
     def wait_for_all(self) -> None:
         torch.cuda.synchronize(self._index)
 
-    def random_state(self) -> torch.Tensor:
-        return torch.cuda.get_rng_state(self._index)
-
-    def set_random_state(self, state: torch.Tensor) -> None:
-        torch.cuda.set_rng_state(state, self._index)
+    @property
+    def default_generator(self) -> torch.Generator:
+        torch.cuda.init()
+        return torch.cuda.default_generators[self._index]
 
     def scope(self) -> AbstractContextManager[object]:
         return NO_SCOPE if torch.cuda.current_device() == self._index else torch.cuda.device(self._index)
@@ -356,6 +358,9 @@ class CudaDevice(StreamDevice):
 
     def is_recording(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
+
+    def standing_in(self, generator: torch.Generator) -> AbstractContextManager[None]:
+        return standing_in(generator, self.default_generator)
 
     @contextmanager
     def capture_into(self, pool: object, generators: Sequence[torch.Generator]) -> Iterator[RecordedGraph]:

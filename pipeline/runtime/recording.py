@@ -17,7 +17,6 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
@@ -27,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipeline.runtime.devices import CUDA_ALIGNMENT, LateValue, StreamDevice, StreamOrder
-from pipeline.runtime.recording_memory import DeviceBlock, DeviceMemory, Pool, writes_of
+from pipeline.runtime.recording_memory import DeviceBlock, DeviceMemory, Pool, RandomMemory, RecordedCall, writes_of
 from pipeline.runtime.torch_state import DispatchGuard, make_guard
 
 Clock = Counter[int]
@@ -66,6 +65,7 @@ class RecordingDevice(StreamDevice):
         """Streams of warm-ups."""
         self._captures = list[GraphRecord]()
         """The captures that have begun and not ended, of all threads."""
+        self.random = RandomMemory(torch.default_generator)  # of the graphs that are recorded now
         self.synchronizations = 0
         """How often the host waited for the device, also for a number that it reads, and for a copy between the two."""
 
@@ -158,6 +158,14 @@ class RecordingDevice(StreamDevice):
         self.memory.drop(pool)
 
     @contextmanager
+    def standing_in(self, generator: torch.Generator) -> Iterator[None]:
+        before, self.random = self.random, RandomMemory(generator)
+        try:
+            yield
+        finally:
+            self.random = before
+
+    @contextmanager
     def capture_into(self, pool: object, generators: Sequence[torch.Generator]) -> Iterator[GraphRecord]:
         assert isinstance(pool, Pool)
         self.wait_for_all()  # as torch does before a capture
@@ -184,13 +192,22 @@ class RecordingDevice(StreamDevice):
         Raises:
             RuntimeError: another stream wrote there, or reads what is written, and nobody waited for it.
         """
+        used = ((self.memory.block_of(each), any(each is other for other in written)) for each in tensors)
+        self.touch_blocks((block, changes) for block, changes in used if block is not None)
+
+    def touch_blocks(self, blocks: Iterable[tuple[DeviceBlock, bool]]) -> None:
+        """`touch`, of blocks of memory.
+
+        Args:
+            blocks: each, and whether the launch writes there.
+
+        Raises:
+            RuntimeError: as `touch`.
+        """
         stream = self.thread.stream
         clock = self._clock(stream)
         clock[stream] += 1
-        for tensor in tensors:
-            block, changes = self.memory.block_of(tensor), any(tensor is changed for changed in written)
-            if block is None:
-                continue
+        for block, changes in blocks:
             before = ([block.written] if block.written else []) + ([*block.read.items()] if changes else [])
             if any(clock[other] < number for other, number in before):
                 raise RuntimeError(f"streams race: stream {stream} does not wait for another one that uses the memory")
@@ -286,24 +303,13 @@ class DeviceMode(TorchDispatchMode):
             return self._device.call(self, func, args, kwargs or {})
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedCall:
-    """An operator on raw addresses. `fresh` is where the results go that the operator allocates."""
-
-    func: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    read: tuple[torch.Tensor, ...]
-    written: tuple[torch.Tensor, ...]
-    fresh: tuple[torch.Tensor, ...]
-
-
 class GraphRecord:
     """The calls of one graph, on memory that it does not own."""
 
     def __init__(self, device: RecordingDevice, pool: Pool, generators: Sequence[torch.Generator]) -> None:
         self._device, self.pool = device, pool
         self.generators = {generator._cdata for generator in generators}  # type: ignore[attr-defined]
+        self._random = device.random
         self._calls: list[RecordedCall] = []
         self._before = dict[int, tuple[DeviceBlock, bytes]]()
         """By first byte, the blocks that recorded launches wrote to, as they were."""
@@ -361,7 +367,9 @@ class GraphRecord:
         thread.is_replaying = True
         try:
             with _disable_current_modes(), self._device.memory.lock:  # a replay calls no Python on CUDA
-                self._call_all(own)
+                self._device.touch_blocks([(self._random.block, True)])
+                with self._random.drawing():
+                    self._call_all(own)
         finally:
             thread.is_replaying = False
 

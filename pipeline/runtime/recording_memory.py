@@ -1,10 +1,13 @@
-"""The memory of the recording device: one allocation of this machine, blocks in it, and pools of them."""
+"""The memory of the recording device: one allocation of this machine, blocks in it, and pools of them; and what is
+recorded of a call."""
 
 from __future__ import annotations
 
 import bisect
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +40,39 @@ class DeviceBlock:
     is_live: bool = True
     written: tuple[int, int] | None = None
     read: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class RandomMemory:
+    """Where the graphs that know a generator find its seed and its offset: each replay writes them anew."""
+
+    generator: torch.Generator
+    block: DeviceBlock = field(default_factory=lambda: DeviceBlock(0, 0, None))
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Inside, what is drawn from torch's default generator comes from this one."""
+        default, own = torch.default_generator, self.generator
+        before = default.get_state()
+        default.set_state(own.get_state())
+        try:
+            yield
+        finally:
+            own.set_state(default.get_state())
+            if own is not default:
+                default.set_state(before)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """An operator on raw addresses. `fresh` is where the results go that the operator allocates."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    read: tuple[torch.Tensor, ...]
+    written: tuple[torch.Tensor, ...]
+    fresh: tuple[torch.Tensor, ...]
 
 
 class DeviceMemory:

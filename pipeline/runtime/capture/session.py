@@ -42,7 +42,7 @@ class Randomness:
         seeds = [int(step.attrs["seed"]) for step in steps if step.kind in DRAWING]
         self.generators = [device.generator(seed) for seed in seeds]
         self._device = device
-        self._draws_from_default = any(map(_draws_from_default, steps))
+        self.draws_from_default = any(map(_draws_from_default, steps))
 
     def with_generators(self, steps: Sequence[LaunchStep]) -> list[LaunchStep]:
         """`steps`, of which each that draws from a generator has its own here."""
@@ -52,10 +52,10 @@ class Randomness:
     @property
     def draws(self) -> bool:
         """Whether a replay may draw any number."""
-        return bool(self.generators) or self._draws_from_default
+        return bool(self.generators) or self.draws_from_default
 
     def state(self) -> RandomState:
-        default = self._device.random_state() if self._draws_from_default else None
+        default = self._device.default_generator.get_state() if self.draws_from_default else None
         return RandomState(tuple(generator.get_state() for generator in self.generators), default)
 
     def set_state(self, state: RandomState) -> None:
@@ -64,13 +64,13 @@ class Randomness:
         Raises:
             UsageError: it is the state of a program that draws otherwise, or no state that torch takes.
         """
-        if len(state.kernels) != len(self.generators) or (state.default is not None) != self._draws_from_default:
+        if len(state.kernels) != len(self.generators) or (state.default is not None) != self.draws_from_default:
             raise UsageError("the random state of a snapshot is that of another program; take a snapshot of this one")
         try:
             for generator, saved in zip(self.generators, state.kernels, strict=True):
                 generator.set_state(saved)
             if state.default is not None:
-                self._device.set_random_state(state.default)
+                self._device.default_generator.set_state(state.default)
         except (RuntimeError, TypeError) as error:
             raise UsageError(f"torch refuses the random state of a snapshot; it is damaged: {error}") from error
 
@@ -128,7 +128,8 @@ class CaptureSession:
         """
         if not self._graphs:
             self._pool = self.device.new_pool()
-        graph = self.device.record(launches, self._pool, self.randomness.generators)
+        draws = self.randomness.draws_from_default
+        graph = self.device.record(launches, self._pool, self.randomness.generators, draws=draws)
         self._graphs.add(graph)
         return graph
 
