@@ -331,6 +331,14 @@ def test_models_that_are_not_quantized(folder: Path) -> None:
         onnxline.to_int8(attach(half))
 
 
+def test_outputs_are_compared_with_those_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not with those of the model that a preparation made of it, within a tolerance."""
+    text = "g (float[2, 4] x) => (float[2, 4] y) { y = MatMul(x, w) }"
+    source, prepared = (model_of(text, w=np.eye(4, dtype=np.float32) * factor) for factor in (1, 2))
+    monkeypatch.setattr("pipeline.quantsim.int8._prepare", lambda *_: (prepared, ()))
+    assert onnxline.to_int8(source).outputs["y"].sqnr_db == pytest.approx(0, abs=0.2)
+
+
 def test_a_step_that_fails_is_a_failed_check(folder: Path) -> None:
     """onnx's converter drops the batch of a Scan of opset 8, and with it an axis of the input."""
     body = "b (float[2] a) => (float[2] c) { c = Relu(a) }"
