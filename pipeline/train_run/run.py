@@ -161,6 +161,15 @@ class TrainRun:
             if loop.history.records:
                 self._report_failure(self._describe(program, loop.history), error)
             raise
+        if (limits.steps or limits.until is not None) and not limits.are_reached(program.steps_done, history.records):
+            asked = {"train.steps": limits.steps, "train.until": limits.until}
+            sought = " and ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
+            self._send(
+                Note(
+                    f"the training ended with train.epochs {limits.epochs} after {plural(program.steps_done, 'step')}, "
+                    f"before {sought}; raise train.epochs to train further"
+                )
+            )
         return self._finish(source, program, history)
 
     def _finish(self, source: TrainSource, program: TrainProgram, history: TrainingHistory) -> TrainResult:

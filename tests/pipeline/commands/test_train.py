@@ -243,6 +243,20 @@ def test_a_loss_of_ones_own_and_a_limit(folder: Path) -> None:
     assert halves[0] == pytest.approx(losses[0] / 2)
 
 
+@pytest.mark.parametrize(
+    ("limits", "sought"),
+    [({"steps": 5}, "train.steps 5"), ({"steps": 4}, ""), ({"until": 0.0}, "train.until 0.0"), ({}, "")],
+)
+def test_epochs_that_end_before_the_limit_that_was_asked_for_are_told(
+    folder: Path, limits: dict[str, Any], sought: str
+) -> None:
+    """train.epochs is 1 by default: a training of 3,000 steps ended after its first epoch without a word."""
+    _, events = run(settings(folder, epochs=1, **limits), folder / "out")
+    notes = [event.text for event in events if isinstance(event, Note) and "ended with train.epochs" in event.text]
+    said = f"the training ended with train.epochs 1 after 4 steps, before {sought}; raise train.epochs to train further"
+    assert notes == ([said] if sought else [])
+
+
 def test_native_asks_for_a_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_library.cache_clear()
     monkeypatch.setenv("CXX", "no-such-compiler")
