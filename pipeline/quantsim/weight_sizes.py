@@ -24,6 +24,7 @@ def weight_bytes(
         leave_out: constants that do not count.
     """
     placed = {found.site.tensor: found for found in placement.sites}
+    fed = {value.name for value in model.proto.graph.input}  # which stay in float, as callers may feed others
     before = after = 0
     for tensor in (tensor for tensor in model.proto.graph.initializer if tensor.name not in leave_out):
         count = math.prod(tensor.dims)
@@ -35,7 +36,7 @@ def weight_bytes(
             continue
         bits = stored_bits(found.precision, opset_of(model.proto))
         scales = _count_scales(tuple(tensor.dims), found, placed)
-        after += -(-count * bits // 8)
+        after += size if tensor.name in fed else -(-count * bits // 8)
         after += scales if found.precision.scale_type else 4 * scales + -(-scales * bits // 8)
     return before, after
 

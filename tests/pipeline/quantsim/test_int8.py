@@ -260,6 +260,13 @@ def test_outputs_without_a_ratio_are_named() -> None:
     assert [note for note in notes if note.startswith("RandomNormalLike give")]
 
 
+def test_a_weight_that_callers_may_feed_stays_in_float_by_its_bytes() -> None:
+    text = "g (float[2, 4] x, float[4, 4] w) => (float[2, 4] y) { y = MatMul(x, w) }"
+    result = onnxline.to_int8(attach(model_of(text, w=np.eye(4, dtype=np.float32))))
+    stored = sum(onnx.numpy_helper.to_array(tensor).nbytes for tensor in result.to_proto().graph.initializer)
+    assert result.bytes == (64, stored - 2 * 5)  # without the scales and zero points of x and y
+
+
 def test_inputs_of_bfloat16_are_fed() -> None:
     text = "g (bfloat16[2, 4] x) => (bfloat16[2, 4] y) { f = Cast<to = 1>(x) a = MatMul(f, w) y = Cast<to = 16>(a) }"
     result = onnxline.to_int8(attach(model_of(text, w=np.eye(4, dtype=np.float32))))
