@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from passes.context import PassContext, open_context
-from passes.errors import check_arguments
+from passes.errors import check_arguments, is_number
 from passes.graph.inference import start_process
 from passes.graph.op_facts import RANDOM_OPS, opset_of
 from passes.graph.traversal import every_node
@@ -187,10 +187,15 @@ def to_int8(
         >>> list(result.outputs)
         ['y']
     """
-    entries = tuple(str(entry) for entry in ((data,) if isinstance(data, str | Path) else data))
+    listed = [data] if isinstance(data, str | Path) else data
+    is_listed = isinstance(listed, Sequence) and all(isinstance(entry, str | Path) for entry in listed)
+    entries = tuple(map(str, listed)) if is_listed else ()
     profiles = get_args(ProfileName)
     check_lists(keep=keep, feeds=feeds)
     check_arguments(
+        ("data", data, is_listed, "a path, or a list of paths"),
+        ("feeds", feeds, all(isinstance(arrays, Mapping) for arrays in feeds), "a mapping of arrays for each sample"),
+        ("timeout_s", timeout_s, is_number(timeout_s) and timeout_s > 0, "seconds above 0"),
         ("samples", samples, type(samples) is int and samples > 0, "an integer of 1 or more"),
         ("seed", seed, type(seed) is int and seed >= 0, "an integer of 0 or more"),
         ("profile", profile, profile in profiles, f"one of {', '.join(profiles)}"),

@@ -372,6 +372,10 @@ def test_arguments_are_checked(folder: Path) -> None:
         ({"profile": "npu"}, "profile is 'npu', expected one of ort-cpu"),
         ({"data": "a.npz", "feeds": [{}]}, "none next to data"),
         ({"seed": -1}, "seed is -1"),
+        ({"data": 3}, "data is 3, expected a path"),
+        ({"data": [None]}, "expected a path, or a list of paths"),
+        ({"feeds": [3]}, "a mapping of arrays for each sample"),
+        ({"timeout_s": -1}, "timeout_s is -1, expected seconds above 0"),
     )
     for options, said in wrong:
         with pytest.raises(UsageError, match=said):
