@@ -29,9 +29,6 @@ TAGS = {
 }
 """What torch says of its operators."""
 
-CAPTURED_OPERATORS = frozenset({"aten.index.Tensor"})
-"""Operators with a tag of `TAGS` that holds only where an index is a mask."""
-
 
 @dataclass(frozen=True, slots=True)
 class CaptureSegment:
@@ -124,11 +121,10 @@ def find_obstacle(program: BoundProgram, step: LaunchStep, device: str) -> str:
 
 
 def _aten_obstacles(operator: str, ins: Sequence[TensorSpec], device: str) -> Iterator[str]:
-    if operator.startswith(("aten.index.", "aten.index_put.")) and any(spec.dtype == "bool" for spec in ins[1:]):
+    if operator.startswith("aten.index_put.") and any(spec.dtype in ("bool", "uint8") for spec in ins[1:-1]):
         yield DATA_SHAPE
     namespace, name, _ = operator.split(".")
     if (namespace == "aten" and name in READS_HOST) or (device == "cuda" and operator in WAITS_ON_CUDA):
         yield HOST_SYNC
-    if operator not in CAPTURED_OPERATORS:
-        tags = find_operator(operator).tags
-        yield from (reason for tag, reason in TAGS.items() if tag in tags)
+    tags = find_operator(operator).tags
+    yield from (reason for tag, reason in TAGS.items() if tag in tags)

@@ -72,6 +72,8 @@ CASES = {
     "truth values": (Attention(), [draw(), draw(), draw(), torch.ones(1, 1, 5, 5, dtype=torch.bool)], None),
     "heads that share keys": (Attention(enable_gqa=True), [draw(4), draw(), draw()], None),
     "one head of keys for all": (Attention(), [draw(4), draw(1), draw(1)], None),
+    "float64": (Attention(), [draw().double()] * 3, None),
+    "a mask of another dtype": (Attention(), [draw().half()] * 3 + [torch.randn(1, 1, 5, 5)], None),
     "three axes": (Attention(), [draw()[0], draw()[0], draw()[0]], None),
 }
 """Name → module, operands, and the backend that torch chooses on the CPU; None where torch chooses at each call."""
@@ -159,3 +161,13 @@ def test_operands_that_a_kernel_of_a_gpu_needs_padded_stay_with_torch(
     assert find_backend(query, query, query, mask, False, 1.0) == backend
     narrow = torch.empty(1, 2, 8, 12, device="meta")
     assert (find_backend(query, query, narrow, mask, False, 1.0) == "auto") is (chosen == 1 or backend == "auto")
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_torch_is_asked_about_the_very_call(monkeypatch: pytest.MonkeyPatch, is_causal: bool) -> None:
+    """On the CPU its choice is the same for causal attention, and on a GPU it need not be."""
+    asked = list[Any]()
+    monkeypatch.setattr(torch.ops.aten, "_fused_sdp_choice", lambda *args, scale: asked.append((args[3:], scale)) or 0)
+    graph = graph_of(Attention(is_causal=is_causal, scale=0.7), [draw()] * 3)
+    assert backends_of(compile_graph(graph, device=RecordingDevice())) == ["math"]
+    assert asked == [((None, 0.0, is_causal), 0.7)]

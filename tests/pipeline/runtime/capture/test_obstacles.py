@@ -16,6 +16,7 @@ from pipeline.ops import KINDS, GraphBuilder
 from pipeline.ops.aten import READS_HOST
 from pipeline.ops.rows import HOST_SYNC
 from pipeline.runtime import CompiledProgram, RecordingDevice, compile_graph, operators, own_layers
+from pipeline.runtime.capture.segments import DATA_SHAPE, TAGS, _aten_obstacles
 from pipeline.runtime.operators import dequantize, quantize
 from tests.pipeline.runtime.capture.capture_programs import PAIR, negate
 from tests.support.host_reads import reads_host
@@ -244,6 +245,10 @@ def put(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return torch.ops.aten.index_put(x, [mask], torch.tensor(0.5))
 
 
+def put_two(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return torch.ops.aten.index_put(x, [mask], torch.tensor([0.5, 1.5]))
+
+
 def repeat(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     return torch.ops.aten.repeat_interleave.self_Tensor(x, counts, output_size=4)
 
@@ -253,6 +258,11 @@ MASK = torch.tensor([True, False, True])
 CASES: dict[str, tuple[Callable[..., Any], Sequence[torch.Tensor], str]] = {
     "higher-order": (choose, (), "op 'cond' .*: it is a higher-order operator"),
     "a mask that is written to": (put, (MASK,), "op 'index_put' .*: it makes a result whose shape depends on the data"),
+    "a mask of bytes": (
+        put_two,
+        (MASK.byte(),),
+        "op 'index_put' .*: it makes a result whose shape depends on the data",
+    ),
 }
 
 
@@ -270,6 +280,16 @@ def test_what_cannot_be_captured_runs_between_captured_segments(case: str) -> No
     for scale in (1.0, 2.0, 0.5):
         found = next(iter(program.replay({**feed, x: X * scale}).values()))
         assert torch.equal(found, module(X * scale, *more))
+
+
+@pytest.mark.parametrize("tag", TAGS, ids=str)
+def test_what_torch_says_of_an_operator_is_believed(tag: torch.Tag) -> None:
+    """Operators of others have such tags too."""
+    with torch.library._scoped_library("obstacles", "FRAGMENT") as library:
+        library.define("tagged(Tensor x) -> Tensor", tags=(tag,))
+        assert [*_aten_obstacles("obstacles.tagged.default", [PAIR], "cpu")] == [TAGS[tag]]
+    assert not [*_aten_obstacles("aten.relu.default", [PAIR], "cpu")]
+    assert [*_aten_obstacles("aten.index.Tensor", [PAIR, PAIR], "cpu")] == [DATA_SHAPE], "no mask has its own kind"
 
 
 def test_the_report_as_text() -> None:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeline.ops.row_programs import INSTRUCTIONS, Input, Program, read_program
 from pipeline.runtime.feeding import SlotPointer
 from pipeline.runtime.feeding import operands as operands_in
 from pipeline.runtime.kernels.aten.indices import clamp_by_torch
-from pipeline.runtime.kernels.base import Launch
+from pipeline.runtime.kernels.base import Kernel, Launch
 from pipeline.runtime.kernels.cuda import launch_adam, launch_clamp, launch_row_program
 from pipeline.runtime.kernels.cuda.launches import space_of
 from pipeline.runtime.kernels.cuda.source import RowSpace, Tile, join_axes, write_source
+from pipeline.runtime.kernels.optimizer import adam, sgd
 from pipeline.runtime.kernels.products import multiply_and_activate
-from pipeline.runtime.kernels.row_programs import TORCH, compute_into
+from pipeline.runtime.kernels.row_programs import TORCH, compute_into, row_program
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")
 """The interpreter computes by numpy, which warns of divisions in the elements of a tile after the end of a row."""
@@ -307,3 +311,36 @@ def test_a_product_with_its_activation_in_one_call() -> None:
 
 def test_programs_read_what_they_say() -> None:
     assert read_program(ROTARY)[1].operands == (Input(1),)
+
+
+def test_an_empty_result_on_a_gpu_needs_no_launch() -> None:
+    """CUDA refuses a launch of no blocks."""
+    with FakeTensorMode():
+        out = torch.empty(0, 4, device="cuda")
+        launch = row_program([out], [out], {"program": "exp(i0)"})
+    assert isinstance(launch, partial) and launch.func is compute_into
+
+
+@pytest.mark.parametrize("update", [sgd, adam])
+def test_an_update_leaves_operands_that_lie_elsewhere(update: Kernel) -> None:
+    """The outputs are copies first, at each launch, and so is a gradient by columns."""
+    count = 1 if update is sgd else 2
+    params, gradient = torch.ones(2, 3), torch.arange(6.0).view(3, 2).T
+    moments, (step, rate, skip) = (
+        [torch.zeros(2, 3) for _ in range(count)],
+        (torch.tensor(value) for value in (1.0, 0.5, 0.0)),
+    )
+    attrs: dict[str, Any] = {"count": 1, "weight_decay": 0.0, "momentum": 0.9, "nesterov": False, "maximize": False}
+    attrs |= {"beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8, "decoupled": False}
+    scalars = (rate, skip) if update is sgd else (step, rate, skip)
+
+    def outputs(*begin: torch.Tensor) -> list[torch.Tensor]:
+        return [tensor.clone() for tensor in begin]
+
+    apart, in_place = outputs(*map(torch.empty_like, (params, *moments))), outputs(params, *moments)
+    launch = update([params, gradient, *moments, *scalars], apart, attrs)
+    update([in_place[0], gradient.contiguous(), *in_place[1:], *scalars], in_place, attrs)()
+    for _ in range(2):
+        launch()
+        torch.testing.assert_close(apart, in_place)
+    assert params.eq(1).all() and not any(map(torch.count_nonzero, moments)) and not in_place[0].eq(1).all()
