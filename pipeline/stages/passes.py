@@ -121,7 +121,8 @@ def run_passes(
     merged = run.describe_merges(wishes.keep, wishes.recipe)
     for text in (*_notes(run, run.model.proto), *merged, *_contrib_notes(config, run.model.proto)):
         observer(Note(text))
-    files = [path, *sorted(path.parent.glob(f"{path.name}.*.data")), *_save_encodings(run, version, workspace)]
+    diffs = sorted((workspace.folder / DIFFS).glob("*/diff.*"))
+    files = [path, *sorted(path.parent.glob(f"{path.name}.*.data")), *_save_encodings(run, version, workspace), *diffs]
     return PassesReport(
         passes=run.rows,
         structures=run.structures,
