@@ -22,7 +22,6 @@ from torch import nn
 from passes.user_files import is_user_code
 from pipeline.export.source import Example, TorchSource
 from pipeline.export.tree import named_leaves
-from pipeline.export.turn import TURN
 from pipeline.export.user_code import kept_surroundings
 from pipeline.importers.from_torch.modules import (
     STANDARD,
@@ -32,6 +31,7 @@ from pipeline.importers.from_torch.modules import (
     preserve_module_state,
 )
 from pipeline.importers.from_torch.tensors import memory_of
+from pipeline.turn import TURN
 
 DEPRECATIONS = (DeprecationWarning, FutureWarning, PendingDeprecationWarning)
 

@@ -32,10 +32,10 @@ from pipeline.export.source import TorchSource
 from pipeline.export.trace import forget_trace, trace_module
 from pipeline.export.translations import translation_table
 from pipeline.export.tree import input_tensors
-from pipeline.export.turn import takes_turns
 from pipeline.export.user_code import advice_on_trace, first_line
 from pipeline.export.writes import as_configured, live_writes, placeholders
 from pipeline.runtime.tensors import dtype_name
+from pipeline.turn import takes_turns
 
 
 @takes_turns

@@ -20,10 +20,10 @@ from pipeline.export.program_rewrites import drop_checks
 from pipeline.export.source import TorchSource
 from pipeline.export.transformers_defaults import is_switchable_experts
 from pipeline.export.tree import input_tensors, named_leaves
-from pipeline.export.turn import takes_turns
 from pipeline.export.user_code import advice_on_trace, first_line, module_frame
 from pipeline.importers.from_torch.modules import every_tensor, preserve_module_state
 from pipeline.importers.from_torch.tensors import copy_with_strides, memory_of
+from pipeline.turn import takes_turns
 
 T = TypeVar("T")
 

@@ -18,7 +18,6 @@ from pipeline.errors import InternalError, Unsupported, UsageError
 from pipeline.export.source import InputSpec, TorchSource
 from pipeline.export.trace import separate_memory, trace_module
 from pipeline.export.tree import leaves_with_path, not_dense, register_caches
-from pipeline.export.turn import takes_turns
 from pipeline.export.user_code import advice_on_trace
 from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.functionalize import functionalize_program, merge_names
@@ -34,6 +33,7 @@ from pipeline.torch_ir.nodes import key_of, stored_values
 from pipeline.torch_ir.registry import REGISTERED, apply_conversions
 from pipeline.torch_ir.tree import CallSignature, dim_names, inputs_of, signature_of, signature_of_ends
 from pipeline.torch_ir.weights import find_unsaved_buffers, recompute_buffers, tied_in, tied_names
+from pipeline.turn import takes_turns
 
 
 def is_meta_tensor(tensor: Any) -> bool:

@@ -25,7 +25,6 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pipeline.errors import OnnxlineError, Unsupported, UsageError
-from pipeline.export.turn import takes_turns
 from pipeline.training.attributes import ModuleAttributes
 from pipeline.training.batch import Batch, BatchLayout, LossFunction, refuse_module
 from pipeline.training.frozen_numbers import (
@@ -39,6 +38,7 @@ from pipeline.training.frozen_numbers import (
     place_outside,
 )
 from pipeline.training.step_function import Clipping, StepFunction
+from pipeline.turn import takes_turns
 
 
 @dataclass(frozen=True, slots=True)
