@@ -192,7 +192,8 @@ class RecordingDevice(StreamDevice):
         Raises:
             RuntimeError: another stream wrote there, or reads what is written, and nobody waited for it.
         """
-        used = ((self.memory.block_of(each), any(each is other for other in written)) for each in tensors)
+        changed = set(map(id, written))
+        used = ((self.memory.block_of(tensor), id(tensor) in changed) for tensor in tensors)
         self.touch_blocks((block, changes) for block, changes in used if block is not None)
 
     def touch_blocks(self, blocks: Iterable[tuple[DeviceBlock, bool]]) -> None:

@@ -129,7 +129,7 @@ class IndexFlags:
         """By flag, the index of its call in the plan."""
         self._device, self._late = device, device.late_value(self.memory)
         self._wrong: dict[int, None] = {}
-        """The calls, in order, that had a wrong index which the host knows of, and which nobody was told."""
+        """The calls, in order, that had a wrong index which the host knows of, and which no error has named."""
 
     def new_flag(self, call: int) -> torch.Tensor:
         self.owners.append(call)
