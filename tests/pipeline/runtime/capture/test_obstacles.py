@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import library
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeline.errors import DataError, Unsupported, UsageError
@@ -285,8 +286,8 @@ def test_what_cannot_be_captured_runs_between_captured_segments(case: str) -> No
 @pytest.mark.parametrize("tag", TAGS, ids=str)
 def test_what_torch_says_of_an_operator_is_believed(tag: torch.Tag) -> None:
     """Operators of others have such tags too."""
-    with torch.library._scoped_library("obstacles", "FRAGMENT") as library:
-        library.define("tagged(Tensor x) -> Tensor", tags=(tag,))
+    with library._scoped_library("obstacles", "FRAGMENT") as added:
+        added.define("tagged(Tensor x) -> Tensor", tags=(tag,))
         assert [*_aten_obstacles("obstacles.tagged.default", [PAIR], "cpu")] == [TAGS[tag]]
     assert not [*_aten_obstacles("aten.relu.default", [PAIR], "cpu")]
     assert [*_aten_obstacles("aten.index.Tensor", [PAIR, PAIR], "cpu")] == [DATA_SHAPE], "no mask has its own kind"
