@@ -230,3 +230,21 @@ def show_progress(progress: bool | None, observer: Observer | None = None) -> It
                 observer(event)
 
         yield observe
+
+
+@contextmanager
+def time_stage(send: Observer, name: str) -> Iterator[list[str]]:
+    """Send the start of a stage and, unless the stage fails, its end with its seconds.
+
+    Args:
+        send: what is called with both events.
+        name: of the stage.
+
+    Yields:
+        a list for what the line of the end says after the seconds.
+    """
+    send(StageStarted(name))
+    details: list[str] = []
+    begun = time.perf_counter()
+    yield details
+    send(StageEnded(name, time.perf_counter() - begun, False, ", ".join(details)))

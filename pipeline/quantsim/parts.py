@@ -12,9 +12,8 @@ import hashlib
 import json
 import shutil
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from passes.weights.files import save_together
 from passes.weights.sessions import Session
 from pipeline.config import QuantSimConfig, RunConfig
 from pipeline.errors import UsageError
-from pipeline.events import Event, Note, Observer, Progress, StageEnded, StageStarted
+from pipeline.events import Event, Note, Observer, Progress, StageEnded, time_stage
 from pipeline.parts import PartsResult
 from pipeline.parts.folder import WEIGHTS
 from pipeline.parts.report import QUANTIZED, remove_quantized, save_chain
@@ -237,7 +236,7 @@ class PartsSimulation:
         write_quantized(chain, {name: result.folder / QUANTIZED_MODEL for name, result in found.items()}, workspace)
         if chain.is_alike:
             write_joined([result.folder / ENCODINGS for result in found.values()], workspace)
-        with self._stage("chain") as details:
+        with time_stage(self.show, "chain") as details:
             quantized = {name: simulation.quantized for name, simulation in self.simulations.items()}
             rated = rate_chain(judge, quantized, {name: result.report for name, result in found.items()})
             details.append(rated.noise.sentence)
@@ -276,7 +275,7 @@ class PartsSimulation:
             name: ChainSamples(known, chain, folder, name, identity, holds_out=self.holds_out)
             for name, known in self.settings.items()
         }
-        with self._stage("calibrate") as details:
+        with time_stage(self.show, "calibrate") as details:
             opened = {
                 name: simulation.open_calibration(samples[name])
                 for name, simulation in self.simulations.items()
@@ -339,7 +338,7 @@ class PartsSimulation:
         ratios: dict[str, dict[str, float]] = {name: {} for name in self.models}
         for row in rated.layers:
             ratios[row.part][row.layer] = row.sqnr_db
-        with self._stage("layers") as details:
+        with time_stage(self.show, "layers") as details:
             found = measure_costs(
                 {
                     name: CostedModel(simulation.tuned, simulation.encodings, ratios[name])
@@ -394,7 +393,7 @@ class PartsSimulation:
             name: simulation.layered_model(sensitivity[name], shared.stored_before(name))
             for name, simulation in self.simulations.items()
         }
-        with self._stage("suggest") as details:
+        with time_stage(self.show, "suggest") as details:
             found = suggest(
                 target,
                 entries,
@@ -405,14 +404,6 @@ class PartsSimulation:
             )
             details.append(plural(found.simulations, "simulation"))
         return found
-
-    @contextmanager
-    def _stage(self, name: str) -> Iterator[list[str]]:
-        self.show(StageStarted(name))
-        details: list[str] = []
-        begun = time.perf_counter()
-        yield details
-        self.show(StageEnded(name, time.perf_counter() - begun, False, ", ".join(details)))
 
 
 def write_quantized(chain: PartsChain, files: Mapping[str, Path], workspace: Workspace) -> None:

@@ -4,9 +4,7 @@ to-int8` share. Read `ModelQuantizer.begin`, `find_ranges`, `encode` and `simula
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
@@ -15,7 +13,7 @@ from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from pipeline.config import QuantSimConfig
 from pipeline.errors import CheckFailed
-from pipeline.events import Note, Observer, StageEnded, StageStarted
+from pipeline.events import Note, Observer, time_stage
 from pipeline.quantsim.calibration import MeasuredRanges, RangeMeasurement, group_ranges
 from pipeline.quantsim.encodings import Encoding, Range, encode
 from pipeline.quantsim.given_encodings import adopt_encodings, find_calibrated, read_given
@@ -81,7 +79,7 @@ class ModelQuantizer:
         return self._given is None or bool(self._of_adapters)
 
     def place(self, given: Collection[str] = (), dtypes: Collection[str] = ("float32",)) -> Placement:
-        with self._stage("place") as details:
+        with time_stage(self._send, "place") as details:
             rules, notes = self._profile.rules(self._model, given, self._sites)
             placement = place(self._model, (*rules, *own_rules(self._settings)), dtypes, self._sites)
             details.append(f"{len(placement.quantized_sites())} of {len(placement.sites)} tensors quantized")
@@ -104,7 +102,7 @@ class ModelQuantizer:
         if not self.needs_ranges:
             return
         calibration = self._settings.calibration
-        with self._stage("calibrate") as details:
+        with time_stage(self._send, "calibrate") as details:
             if samples.note:
                 self._send(Note(samples.note))
             measurement = RangeMeasurement(
@@ -150,7 +148,7 @@ class ModelQuantizer:
         self, placement: Placement, given: Mapping[str, Encoding], own: Mapping[str, Encoding]
     ) -> tuple[Placement, dict[str, Encoding]]:
         """Join the encodings `given` by a file with `own` ones of other tensors; returns the placement of all, too."""
-        with self._stage("adopt") as details:
+        with time_stage(self._send, "adopt") as details:
             placement, encodings = adopt_encodings(placement, given, self._model, own)
             name = Path(str(self._settings.encodings_from)).name
             details.append(f"{len(encodings.keys() - own.keys())} encodings of {name}")
@@ -173,7 +171,7 @@ class ModelQuantizer:
         Raises:
             CheckFailed: it does not run.
         """
-        with self._stage("simulate") as details, tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+        with time_stage(self._send, "simulate") as details, tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             evaluated = self._count(samples.evaluation(self._settings.evaluation))
             try:
                 outputs, device = simulate_outputs(source or self._model, quantized, evaluated, Path(folder))
@@ -185,11 +183,3 @@ class ModelQuantizer:
     def _count(self, samples: Iterable[Feeds]) -> Iterator[Feeds]:
         for self.compared, feeds in enumerate(samples, 1):
             yield feeds
-
-    @contextmanager
-    def _stage(self, name: str) -> Iterator[list[str]]:
-        self._send(StageStarted(name))
-        details: list[str] = []
-        begun = time.perf_counter()
-        yield details
-        self._send(StageEnded(name, time.perf_counter() - begun, False, ", ".join(details)))

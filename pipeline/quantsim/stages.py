@@ -14,7 +14,7 @@ from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from pipeline.config import QuantSimConfig, SuggestConfig
 from pipeline.errors import EXTRAS, MissingExtra, Unsupported
-from pipeline.events import Note, Observer, Progress
+from pipeline.events import Note, Observer, Progress, time_stage
 from pipeline.jobs import choose_executor
 from pipeline.quantsim.calibration import Calibration, open_calibration
 from pipeline.quantsim.encodings import (
@@ -68,7 +68,7 @@ class Simulation(ModelQuantizer):
         metric, count = self._settings.metric, self._settings.evaluation
         if metric is None:
             return None
-        with self._stage("metric") as details:
+        with time_stage(self._send, "metric") as details:
             found = TaskMetric(metric, self._model, lambda: samples.of_metric(count))
             details.append(f"{found.name} {found.float_value:.4f} in float")
         return found
@@ -89,7 +89,7 @@ class Simulation(ModelQuantizer):
         """Measure what values each activation takes."""
         if not self.needs_ranges:
             return
-        with self._stage("calibrate") as details:
+        with time_stage(self._send, "calibrate") as details:
             calibration = self.open_calibration(samples)
             for sample in samples.first(samples.fitted):
                 if (measured := calibration.measurement.add(sample)) is not None:
@@ -161,7 +161,7 @@ class Simulation(ModelQuantizer):
         layouts, folder = self._settings.layouts, self._workspace.folder
         if not layouts:
             return write_layouts(self.quantized, (), folder, {})
-        with self._stage("layouts") as details:
+        with time_stage(self._send, "layouts") as details:
             details.append(", ".join(layouts))
             return write_layouts(self.quantized, layouts, folder, next(iter(samples.evaluation(1))))
 
@@ -208,7 +208,7 @@ class Simulation(ModelQuantizer):
         count = samples.fitted + settings.evaluation
         for step in optimizers_of(settings.optimize):
             data = FittingData(step, lambda: samples.first(count), samples.fitted, [samples.identity(), count])
-        with self._stage("shards") as details:
+        with time_stage(self._send, "shards") as details:
             found = quantize_in_shards(
                 self._model,
                 path,
@@ -237,7 +237,10 @@ class Simulation(ModelQuantizer):
     ) -> tuple[Chosen, tuple[OptimizedStep, ...]]:
         """Weights as libraries round them, where a layer is better for it on samples that the library has not seen."""
         settings = self._settings
-        with self._stage("optimize") as details, tempfile.TemporaryDirectory(dir=self._workspace.scratch) as folder:
+        with (
+            time_stage(self._send, "optimize") as details,
+            tempfile.TemporaryDirectory(dir=self._workspace.scratch) as folder,
+        ):
             optimization = Optimization(
                 self._model,
                 placement,
@@ -264,7 +267,7 @@ class Simulation(ModelQuantizer):
         self, metric: TaskMetric, encodings: dict[str, Encoding], tuned: DetachedModel, sensitivity: dict[str, float]
     ) -> LayerCosts:
         """What each layer alone costs the task."""
-        with self._stage("layers") as details:
+        with time_stage(self._send, "layers") as details:
             found = measure_costs(
                 {"": CostedModel(tuned, encodings, sensitivity)},
                 CostMetric(metric.name, metric.float_value, lambda models: metric.rate(models[""]), metric.loss),
@@ -290,7 +293,7 @@ class Simulation(ModelQuantizer):
 
     def measure(self, noise_of_all: Callable[[], dict[str, Noise]]) -> dict[str, Noise]:
         """The noise of each tensor, once it is measured."""
-        with self._stage("measure"):
+        with time_stage(self._send, "measure"):
             found = noise_of_all()
         return {name: noise for name, noise in found.items() if math.isfinite(noise.signal)}  # infinity has no ratio
 
@@ -300,7 +303,7 @@ class Simulation(ModelQuantizer):
         """What each layer alone does to the outputs; or why that is not estimated."""
         if not self._settings.sensitivity:
             return {}, "quantsim.sensitivity is false"
-        with self._stage("sensitivity") as details:
+        with time_stage(self._send, "sensitivity") as details:
             count = count_needed_samples(self._settings.evaluation, len(self.layers))
 
             def note(done: int) -> None:
@@ -342,7 +345,7 @@ class Simulation(ModelQuantizer):
         goal = None
         if metric is not None and (drop := target.metric_drop) is not None:
             goal = MetricTarget(rate, lambda value: metric.is_within(value, drop))
-        with self._stage("suggest") as details:
+        with time_stage(self._send, "suggest") as details:
             found = suggest(target, {"": self.layered_model(sensitivity)}, simulate, find_limited, goal)
             details.append(plural(found.simulations, "simulation"))
         return found
