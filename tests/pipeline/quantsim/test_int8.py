@@ -14,6 +14,7 @@ import onnx
 import onnx.inliner
 import onnxruntime
 import pytest
+from onnx import numpy_helper
 from typer.testing import CliRunner
 
 import onnxline
@@ -89,6 +90,25 @@ def test_a_picture(folder: Path) -> None:
         "y_quantized = QuantizeLinear (y_float, y_scale, y_zero_point)",
         "y = DequantizeLinear (y_quantized, y_scale, y_zero_point)",
     ]
+
+
+def test_weights_and_samples_are_within_half_a_step(folder: Path) -> None:
+    """What the stored numbers stand for, by numpy: a zero point that is off by one is told by both."""
+    result = onnxline.to_int8(folder / "mlp.onnx", folder / "data")
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in result.to_proto().graph.initializer}
+    source = {tensor.name: numpy_helper.to_array(tensor) for tensor in attach(mlp()).graph.initializer}
+
+    def real(name: str, numbers: np.ndarray) -> np.ndarray:
+        return (numbers.astype(np.float64) - stored[f"{name}_zero_point"]) * stored[f"{name}_scale"]
+
+    for name in ("first", "second"):
+        half = 0.501 * stored[f"{name}_scale"]
+        assert (np.abs(real(name, stored[f"{name}_quantized"]) - source[name]) <= half).all()
+    x = np.concatenate([np.load(file)["x"] for file in sorted((folder / "data").iterdir())])
+    limits = np.iinfo(stored["x_zero_point"].dtype)
+    half = 0.501 * stored["x_scale"]
+    assert real("x", np.array(limits.min)) - half <= x.min()
+    assert x.max() <= real("x", np.array(limits.max)) + half
 
 
 @pytest.mark.parametrize(
