@@ -45,18 +45,25 @@ def annotate(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *
         title: of the annotations, such as `onnxline diff`.
         header: of the columns.
         file: to which the annotations are attached, relative to the working directory.
+
+    Raises:
+        UsageError: the file of the summary cannot be written.
     """
     where = f"file={_property(str(file))}," if file is not None else ""
-    for row in rows[:MOST_ANNOTATIONS]:
+    shown = rows if len(rows) <= MOST_ANNOTATIONS else rows[: MOST_ANNOTATIONS - 1]
+    for row in shown:
         print_line(f"::error {where}title={_property(title)}::{_data('; '.join(filter(None, row)))}")
-    if len(rows) > MOST_ANNOTATIONS:
-        print_line(f"::error {where}title={_property(title)}::{len(rows) - MOST_ANNOTATIONS} more, in the summary")
+    if len(shown) < len(rows):
+        print_line(f"::error {where}title={_property(title)}::{len(rows) - len(shown)} more, in the summary")
     if not rows:
         print_line(f"::notice {where}title={_property(title)}::nothing to report")
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
-        with Path(summary).open("a", encoding="utf-8") as stream:
-            stream.write(summary_table(title, header, rows))
+        try:
+            with Path(summary).open("a", encoding="utf-8") as stream:
+                stream.write(summary_table(title, header, rows))
+        except OSError as error:
+            raise UsageError(f"GITHUB_STEP_SUMMARY is {summary}, which cannot be written: {error.strerror}") from error
 
 
 def summary_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -12,7 +12,8 @@ import onnx
 import pytest
 import yaml
 
-from pipeline.commands.github import annotate, summary_table
+from pipeline.commands.github import MOST_ANNOTATIONS, annotate, summary_table
+from pipeline.errors import UsageError
 from tests.support.onnx_models import biased_attention
 from tests.support.paths import ROOT
 
@@ -31,9 +32,20 @@ def test_many_findings_are_counted(capsys: pytest.CaptureFixture[str], monkeypat
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     annotate("t", ("n",), [(str(place),) for place in range(300)])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 11
-    assert lines[-1].endswith("290 more, in the summary")
+    assert len(lines) == MOST_ANNOTATIONS, "GitHub drops the rest"
+    assert lines[-1].endswith("291 more, in the summary")
+    annotate("t", ("n",), [(str(place),) for place in range(MOST_ANNOTATIONS)])
+    assert capsys.readouterr().out.splitlines()[-1] == "::error title=t::9"
     assert "and 100 more rows" in summary_table("t", ("n",), [(str(place),) for place in range(300)])
+
+
+@pytest.mark.parametrize("place", [".", "none/summary.md"])
+def test_a_summary_that_cannot_be_written_is_no_bug_of_ours(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / place))
+    with pytest.raises(UsageError, match=r"^GITHUB_STEP_SUMMARY is .*, which cannot be written: "):
+        annotate("t", ("n",), [])
 
 
 def replay(inputs: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -75,6 +87,14 @@ def test_the_action_on_a_diff(tmp_path: Path) -> None:
     assert "| section | what differs |" in (tmp_path / "summary.md").read_text()
     lines = replay({"command": "diff a.onnx\n  b.onnx\n--structure-only\n", "install": ""}, tmp_path)
     assert (lines.returncode, lines.stdout) == (1, found.stdout), "a command of several lines is one"
+    (tmp_path / "b.onnx").rename(tmp_path / "b $(touch hacked)`touch hacked`.onnx")
+    quoted = replay(
+        {"command": "diff a.onnx 'b $(touch hacked)`touch hacked`.onnx' \"--structure-only\"", "install": ""}, tmp_path
+    )
+    assert quoted.stdout.replace("b $(touch hacked)`touch hacked`", "b") == found.stdout
+    open_quote = replay({"command": "diff 'a.onnx a.onnx", "install": ""}, tmp_path)
+    assert open_quote.returncode == 1
+    assert "unmatched single quote" in open_quote.stderr
     same = replay({"command": "diff a.onnx a.onnx; touch hacked", "install": ""}, tmp_path)
     assert same.returncode == 2
     assert not (tmp_path / "hacked").exists()
