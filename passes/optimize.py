@@ -27,7 +27,7 @@ from passes.proof.prover import STRUCTURE, Prover, StructureProver
 from passes.proof.relation import ModelInputs
 from passes.recipe import DEFAULT_RECIPE
 from passes.recipe.recipe import RecipeItem, library_imports, names_of, pass_names, steps_of
-from passes.run.apply_step import check_names, fix_input_shapes, without_weight_readers
+from passes.run.apply_step import check_names, fitting_feeds, fix_input_shapes, without_weight_readers
 from passes.run.restart import describe_misplaced, join_runs, restart
 from passes.run.result import PassRow, PassRun, Status
 from passes.run.runner import ChangeObserver, Observer, run_passes
@@ -138,7 +138,7 @@ def optimize(
         for item in filter(_makes_reference, steps):
             if isinstance(item, Repeat) or (prover is not None and not item.keeps_outputs):
                 raise PolicyError(describe_misplaced(item))
-        run = _Stages(policy, proof, sizes, timeout_s, reproducers, context, observer, on_change, prover)
+        run = _Stages(policy, proof, sizes, timeout_s, reproducers, context, observer, on_change, prover, not feeds)
         given = None if encodings is None else _read_encodings(encodings, collapse(stored)[0])
         return run.through(stored, steps, feeds, given)
 
@@ -156,6 +156,7 @@ class _Stages:
     observer: Observer
     on_change: ChangeObserver
     prover: Prover | None
+    draws: bool  # the inputs to compare on; otherwise they are the caller's
     observes: bool = True
     """Whether structures that are only observed are looked for."""
 
@@ -178,7 +179,7 @@ class _Stages:
 
         # Nothing to prove: no step before one that is proven by its relation, or none after one that was proven.
         is_empty = place == 0 and self.prover is None and (bool(steps) or earlier is not None)
-        stage = replace(self, proof=STRUCTURE, observes=False) if is_empty else self
+        stage = replace(self, proof=STRUCTURE, observes=not steps) if is_empty else self
         run, drawn = stage._stage(stored, steps[:place], feeds, given, policy, observe, done)
         run = run if earlier is None else join_runs(earlier, run)
         if place == len(steps):
@@ -230,6 +231,7 @@ class _Stages:
         context, proof = self.context, self.proof
         limits = nullcontext() if self.prover or proof == STRUCTURE else limit_runs(context, stored)
         fixed = fix_input_shapes(flatten(steps), stored.proto)
+        feeds = fitting_feeds(feeds, fixed) if fixed and self.draws else feeds  # a stage before drew other shapes
         prover = self.prover or _choose_prover(stored, context, proof, feeds, self.sizes, fixed)
         source, stacks = collapse(stored)
         layout: FunctionLayout | None = None

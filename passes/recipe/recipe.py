@@ -195,7 +195,9 @@ def _step(name: str, options: Mapping[str, Any], loader: Worker) -> Step:
 
 NO_STEPS: Final[Mapping[str, str]] = {
     "to-int8": "its result is not equal within a tolerance, by which a recipe is proven; quantize the final model, by "
-    "onnxline to-int8 MODEL -o OUT, or by the section quantsim of a configuration"
+    "onnxline to-int8 MODEL -o OUT, or by the section quantsim of a configuration",
+    "split": "it makes several models; run onnxline split OUT -o DIR on the final model, or name one part by the step "
+    "extract",
 }
 """Commands that a user may look for among the steps → why there is none, and what to do."""
 

@@ -40,6 +40,8 @@ class Merge(Step, name="merge", reads="structure"):
     makes_reference: ClassVar[bool] = True
 
     def check(self, context: PassContext) -> None:
+        if self.model == "":
+            raise PolicyError(f"{self.name}: found no model; expected the path of an ONNX file that runs second")
         if not isinstance(self.model, str) or not Path(self.model).is_file():
             absence = describe_absence(Path(str(self.model)))
             raise PolicyError(f"{self.name}: model is {self.model!r}: {absence}; expected the path of an ONNX file")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import GraphProto
@@ -64,6 +65,22 @@ def fix_input_shapes(steps: Sequence[Step], model: onnx.ModelProto) -> onnx.Mode
     """
     asked = {name: (step.name, shape) for step in steps for name, shape in step.input_shapes.items()}
     return with_input_shapes(asked, model) if asked else None
+
+
+def fitting_feeds(
+    feeds: Sequence[Mapping[str, np.ndarray]], model: onnx.ModelProto
+) -> Sequence[Mapping[str, np.ndarray]]:
+    """The feeds whose arrays have the sizes that the inputs of `model` declare."""
+    dims = {info.name: info.type.tensor_type.shape.dim for info in model.graph.input}
+    return [
+        feed
+        for feed in feeds
+        if all(
+            not dim.HasField("dim_value") or dim.dim_value == size
+            for name, array in feed.items()
+            for dim, size in zip(dims[name], array.shape, strict=False)
+        )
+    ]
 
 
 def with_input_shapes(asked: Mapping[str, tuple[str, Sequence[int]]], model: onnx.ModelProto) -> onnx.ModelProto:

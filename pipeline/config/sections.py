@@ -87,6 +87,9 @@ def _expand_step(value: object) -> object:
         [(name, options)] = value.items()
         if isinstance(name, str) and (options is None or isinstance(options, Mapping)):
             return {name: dict(options or {})}
+        raise ValueError(
+            f"found {options!r} as options of {name!r}, expected a mapping, as in {{onnxsim: {{check_n: 1}}}}"
+        )
     raise ValueError("expected the name of a pass, or one name with a mapping of options: {onnxsim: {check_n: 1}}")
 
 

@@ -26,7 +26,7 @@ from passes.tools import change_batch, change_outputs, extract, fix_shapes, rena
 from passes.tools.doors import run_step
 from passes.weights.detached import DetachedModel, attach, open_model
 from passes.weights.sharing import portable
-from tests.support.onnx_models import biased_attention, matrix, model_of
+from tests.support.onnx_models import attention, biased_attention, matrix, model_of
 
 CHAIN = """
 g (float[N, 8] x, float[N, 8] other) => (float[N, 8] y) <float[8, 8] w> {
@@ -100,6 +100,8 @@ def test_a_part_of_the_part_has_nothing_to_do(context: PassContext) -> None:
         ("fix-shapes", {"shapes": {"x": [0, 8]}}, "sizes of 1 or more"),
         ("fix-shapes", {"shapes": {"x": [2, 9]}}, "the model declares"),
         ("change-batch", {"size": 0}, "expected a number of 1 or more"),
+        ("merge", {"map": {"y": "x"}}, "found no model"),
+        ("split", {}, "split is a command and no step"),
     ],
 )
 def test_what_is_refused(step: str, options: dict[str, object], words: str, context: PassContext) -> None:
@@ -161,6 +163,21 @@ def test_an_inner_value_as_output_and_the_steps_after_it(context: PassContext) -
     assert [row.status for row in run.rows] == [Status.RAN] * 3
     assert {*run.rows[-1].errors} <= {"y", "scores"}
     assert picture(run)[2] == ["y", "scores"]
+
+
+def test_shapes_are_fixed_after_a_step_whose_draws_had_others(context: PassContext) -> None:
+    recipe = [{"rename": {"values": {"x": "in"}}}, {"fix-shapes": {"shapes": {"in": [3, 8], "other": [3, 8]}}}]
+    run = passes.optimize(chain(), recipe, context=context)
+    assert [row.status for row in run.rows] == [Status.RAN] * 2
+    assert [value.shape for value in run.example.values()] == [(3, 8)] * 2
+    feeds = {name: np.zeros((2, 8), np.float32) for name in ("x", "other")}
+    asked = passes.optimize(chain(), recipe, feeds=[feeds], context=context)
+    assert asked.rows[1].status is Status.FAILED, "nothing is drawn in place of the caller's inputs"
+
+
+def test_structures_of_what_such_a_step_leaves_are_looked_for(context: PassContext) -> None:
+    run = passes.optimize(attention(), ["to-fp16", {"rename": {"values": {"x": "in"}}}], context=context)
+    assert [(verdict.kind, verdict.kept) for verdict in run.structures] == [("qkv", True)]
 
 
 def test_dropping_an_output_drops_what_only_it_needs(context: PassContext) -> None:

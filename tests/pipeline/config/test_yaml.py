@@ -214,6 +214,11 @@ export: 3
             "c.yaml:2: unknown key 'sampels' in quantsim.metric; did you mean 'samples'?",
         ),
         ("runtime: {native: 0}", "c.yaml:2: runtime.native: found 0, expected true or false"),
+        (
+            "passes: {recipe: [{convert-opset: 18}]}",
+            "c.yaml:2: passes.recipe[0]: found 18 as options of 'convert-opset', "
+            "expected a mapping, as in {onnxsim: {check_n: 1}}",
+        ),
         ('runtime: {debug: "yes"}', "c.yaml:2: runtime.debug: found 'yes', expected true or false"),
         ("train: {batches: f.py:b, until: true}", "c.yaml:2: train.until: found true, expected a number"),
         (
