@@ -139,7 +139,8 @@ class RunRequest:
         file: where to keep arrays.
         own: values that become the expected ones: they are compared with themselves, and kept.
         hold: values to keep if they are small.
-        same: pairs that have to be the same bits; each of them is a value of the model, or is fed.
+        same: pairs that have to be the same bits; each of them is a value of the model, or is fed. No draw is run after
+            one on which a pair differs.
         zeroed: weights to set to zero.
         may_evaluate: whether ONNX's evaluator may run the model where onnxruntime has no kernel.
         plan: the draws to choose from, in place of `draws`.
@@ -220,6 +221,8 @@ def _run_gauged(request: RunRequest, gauges: Gauges, readings: Readings, may_eva
         answers.append(DrawAnswer(request.criteria.errors(expected | own, results), store(small | own, file), is_same))
         readings.add(gauges, results)
         del results, own, small, values  # the next draw is run in their memory
+        if not is_same:  # one draw refutes what is claimed of all
+            break
     return RunAnswer(answers, readings, session.is_evaluated, drawn, skipped)
 
 

@@ -19,9 +19,11 @@ from passes.model.canonical import value_digests
 from passes.proof.claims import Claims, ProvenModel, make_claims, part_of
 from passes.proof.numeric import NumericProver
 from passes.proof.prover import Measurement
+from passes.proof.runs import Criteria, RunRequest, run_model
 from passes.recipe.recipe import RecipeItem
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
+from passes.weights.sharing import portable
 from tests.support.onnx_models import attention, detached, matrix, model_of
 
 BEFORE = """
@@ -257,6 +259,20 @@ def test_the_same_bits_and_not_nearly_the_same(prover: Counting) -> None:
     measurement = prover.measure(AnalyzedModel(nearly))
     assert measurement.why == ""
     assert 0 < measurement.max_abs < 1e-5
+
+
+@pytest.mark.parametrize(("equal_in", "ran"), [((), 1), ((0,), 2), ((0, 1), 3)])
+def test_one_draw_on_which_a_pair_differs_is_the_last_that_is_run(
+    context: PassContext, tmp_path: Path, equal_in: tuple[int, ...], ran: int
+) -> None:
+    text = "g (float[2, 8] x, float[2, 8] was) => (float[2, 8] y) { y = Relu (x) }"
+    draws = [{"x": matrix(2, 8, seed), "was": matrix(2, 8, seed)} for seed in range(3)]
+    for place in equal_in:
+        draws[place]["was"] = np.maximum(draws[place]["x"], 0)
+    sent = portable(detached(model_of(text)), context.spill)
+    fed = [(draw, {}) for draw in draws]
+    answer = run_model(RunRequest(sent, fed, Criteria(), str(tmp_path / "kept"), same=[("y", "was")]))
+    assert [draw.is_same for draw in answer.draws] == [True] * len(equal_in) + [False] and len(answer.draws) == ran
 
 
 def test_another_random_number_has_the_errors_that_the_whole_model_shows(context: PassContext) -> None:
