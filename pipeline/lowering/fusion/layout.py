@@ -238,11 +238,18 @@ def store_images_by_channel(graph: Graph) -> Graph:
         if op.kind == "aten.convolution.default" and not op.attrs.get("transposed") and images.is_image(op.outputs[0]):
             images.bring(op, op.inputs[:1])
             images.add(op.outputs[0])
-        elif op.kind in FOLLOWERS and any(vid in images for vid in op.inputs):
+        elif op.kind in FOLLOWERS and not _crashes(op) and any(vid in images for vid in op.inputs):
             images.bring(op, op.inputs)
             for vid in _image_results(op):
                 images.add(vid)
     return images.build()
+
+
+def _crashes(op: Op) -> bool:
+    """Whether the process would die: torch 2.13 makes no gradient of the input by this mask, and writes to it in images
+    with their channels last."""
+    mask = op.attrs.get("output_mask")
+    return op.kind == "aten.native_group_norm_backward.default" and isinstance(mask, tuple) and not mask[0]
 
 
 def _image_results(op: Op) -> tuple[int, ...]:

@@ -159,6 +159,20 @@ def test_norms_under_autocast_are_those_of_torch() -> None:
     assert_steps_are_those_of_torch(Normalized(), batch, 1e-3, limit=2e-2)
 
 
+@pytest.mark.parametrize("trained", [("weight", "bias"), ("weight",), ("bias",)])
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d(4), nn.GroupNorm(2, 4)], ids=["batch", "group"])
+def test_a_norm_after_frozen_layers_trains_as_in_torch(norm: nn.Module, trained: tuple[str, ...]) -> None:
+    """The gradient of the norm's input is masked out: traces have one of batch_norm all the same, and torch's kernel of
+    group_norm dies of such a mask if images have their channels last."""
+    torch.manual_seed(0)
+    norm = copy.deepcopy(norm)
+    for name, parameter in norm.named_parameters():
+        parameter.requires_grad_(name in trained)
+    stem = nn.Conv2d(3, 4, 3).requires_grad_(False)
+    module = nn.Sequential(stem, norm, nn.ReLU(), nn.Conv2d(4, 2, 3), nn.Flatten(), nn.Linear(8, 3)).double()
+    assert_steps_are_those_of_torch(module, (torch.randn(2, 3, 6, 6).double(), torch.randn(2, 3).double()))
+
+
 def assert_steps_are_those_of_torch(
     module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], rate: float = 0.1, limit: float = 1e-3
 ) -> None:

@@ -140,7 +140,22 @@ def may_write_into(call: AtenCall, outs: Outs) -> bool:
 
 def make_and_copy(call: AtenCall, outs: Outs) -> Launch:
     """Run the operator and copy its results into `outs`."""
-    return copy_result(OverloadCall.bind(call.operator, *call.args, **call.kwargs), outs, call.unread)
+    make, mask = OverloadCall.bind(call.operator, *call.args, **call.kwargs), call.given.get("output_mask", ())
+    if False not in mask:
+        return copy_result(make, outs, call.unread)
+    traced = [at for at, asked in enumerate(mask) if asked or (at == 0 and call.kind in UNASKED)]
+    unread = {*call.unread, *(place for place, at in enumerate(traced) if not mask[at])}
+    return copy_result(partial(_results_at, make, traced), outs, unread)
+
+
+UNASKED = frozenset({"aten.native_batch_norm_backward.default"})
+"""Operators whose first result is in every trace; where the mask does not ask for it, it is None in a run."""
+
+
+def _results_at(make: Callable[[], Any], places: Sequence[int]) -> tuple[Any, ...]:
+    """The results that a trace has: `convolution_backward` makes some that its mask does not ask for."""
+    results = make()
+    return tuple(results[at] for at in places)
 
 
 @cache
