@@ -101,7 +101,7 @@ class Rename(Step, name="rename", reads="structure"):
 
     def check(self, context: PassContext) -> None:
         if not isinstance(self.values, Mapping) or not all(
-            isinstance(new, str) and new for new in self.values.values()
+            isinstance(name, str) and name for pair in self.values.items() for name in pair
         ):
             raise PolicyError(
                 f"{self.name}: values is {self.values!r}; expected a mapping of names, as in {{old: new}}"

@@ -15,8 +15,9 @@ from onnx import compose
 from passes.context import PassContext
 from passes.errors import ModelError, PolicyError, StepFailed
 from passes.graph.formatting import format_type
-from passes.graph.index import replace_all_uses_with, take_name
+from passes.graph.index import replace_all_uses_with, replace_entries, take_name
 from passes.graph.op_facts import opset_of
+from passes.graph.traversal import every_graph
 from passes.model.analysis import what_is_invalid
 from passes.model.signature import contradicts
 from passes.step import Continuation, PassResult, Relation, Step
@@ -32,7 +33,7 @@ class Merge(Step, name="merge", reads="structure"):
 
     Args:
         model: the path of the other model.
-        map: output of this model → the input of the other that it feeds; every input of the other is fed.
+        map: output or input of this model → the input of the other that it feeds; every input of the other is fed.
     """
 
     model: str = ""
@@ -45,8 +46,7 @@ class Merge(Step, name="merge", reads="structure"):
         if not isinstance(self.model, str) or not Path(self.model).is_file():
             absence = describe_absence(Path(str(self.model)))
             raise PolicyError(f"{self.name}: model is {self.model!r}: {absence}; expected the path of an ONNX file")
-        if not isinstance(self.map, Mapping) or not all(isinstance(new, str) for new in self.map.values()):
-            raise PolicyError(f"{self.name}: map is {self.map!r}; expected a mapping of names, as in {{a_out: b_in}}")
+        _check_map(self.map)
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         first = model.without_functions()
@@ -69,6 +69,11 @@ class Merge(Step, name="merge", reads="structure"):
         return PassResult(joined.model, relation=Relation(inputs, outputs, then=Continuation(second, fed, names)))
 
 
+def _check_map(map: object) -> None:
+    if not isinstance(map, Mapping) or not all(isinstance(name, str) for pair in map.items() for name in pair):
+        raise PolicyError(f"merge: map is {map!r}; expected a mapping of names, as in {{a_out: b_in}}")
+
+
 @dataclass(frozen=True, slots=True)
 class JoinedModels:
     """Two models as one. `renamed`: name in the second model → its new name, for each name that has one."""
@@ -83,18 +88,21 @@ def join_models(first: DetachedModel, second: DetachedModel, map: Mapping[str, s
     Args:
         first: the model that runs first; its outputs that are not mapped stay outputs.
         second: the model that runs after it, of the same opset.
-        map: output of the first → the input of the second that it feeds.
+        map: output of the first → the input of the second that it feeds; an input of the first feeds both models.
 
     Returns:
         The joined model, whose nodes keep their order.
 
     Raises:
-        PolicyError: no such output or input, two outputs for one input, or two types or opsets that do not fit.
+        PolicyError: `map` is no mapping; no such output or input, two outputs for one input, or two types or opsets
+            that do not fit.
         StepFailed: the result is not valid ONNX.
     """
+    _check_map(map)
     outputs, inputs = first.index.outputs, second.index.required_inputs
+    givers = {**first.index.required_inputs, **outputs}
     for names, known, what in (
-        (map, outputs, "first model has no output"),
+        (map, givers, "first model has no output or input"),
         (map.values(), inputs, "second model has no input"),
     ):
         for name in names:
@@ -115,10 +123,10 @@ def join_models(first: DetachedModel, second: DetachedModel, map: Mapping[str, s
             "both to one opset with `onnxline convert-opset`"
         )
     for old, new in map.items():
-        if contradicts(outputs[old].type, inputs[new].type):
+        if contradicts(givers[old].type, inputs[new].type):
             raise PolicyError(
-                f"merge: the output {old!r} is {format_type(outputs[old])}, and the input {new!r} that it feeds is "
-                f"{format_type(inputs[new])}; give both one type, by `onnxline fix-shapes` say"
+                f"merge: {old!r} of the first model is {format_type(givers[old])}, and the input {new!r} that it feeds "
+                f"is {format_type(inputs[new])}; give both one type, by `onnxline fix-shapes` say"
             )
     left, right = first.copy_proto(), second.copy_proto()
     taken = {name for name in _all_names(left) if name in _all_names(right)}
@@ -127,9 +135,12 @@ def join_models(first: DetachedModel, second: DetachedModel, map: Mapping[str, s
     right = _rename(right, renamed)
     fed = {new: renamed.get(new, new) for new in map.values()}
     fed |= {new: _copy_to_output(right, name, known) for new, name in fed.items() if new in second.index.outputs}
-    pairs = [(old, fed[new]) for old, new in map.items()]
+    pairs = [(old, fed[new]) for old, new in map.items() if old in outputs]
+    shared = {fed[new]: old for old, new in map.items() if old not in outputs}
     ends = [*(name for name in outputs if name not in map), *(info.name for info in right.graph.output)]
     graph = compose.merge_graphs(left.graph, right.graph, pairs, outputs=ends)  # without the checker: weights stand in
+    replace_all_uses_with(graph.node, shared)
+    replace_entries(graph.input, [info for info in graph.input if info.name not in shared])
     left.graph.CopyFrom(graph)
     left.ir_version = max(left.ir_version, right.ir_version)
     domains = {entry.domain for entry in left.opset_import}
@@ -142,21 +153,31 @@ def join_models(first: DetachedModel, second: DetachedModel, map: Mapping[str, s
 
 
 def _all_names(proto: onnx.ModelProto) -> set[str]:
-    graph = proto.graph
-    entries = (*graph.input, *graph.output, *graph.initializer, *graph.value_info, *_sparse_parts(graph))
-    names = {entry.name for entry in entries} | {name for node in graph.node for name in (*node.input, *node.output)}
-    return (names | {node.name for node in graph.node}) - {""}
+    """The names of values and nodes, also those inside of bodies: a body may not make a value of an outer name."""
+    names = set[str]()
+    for graph in every_graph(proto.graph):
+        names |= {entry.name for entry in _entries(graph)}
+        for node in graph.node:
+            names |= {node.name, *node.input, *node.output}
+    return names - {""}
 
 
 def _rename(proto: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
-    graph = proto.graph
-    replace_all_uses_with(graph.node, names)
-    for node in graph.node:
-        node.output[:] = [names.get(name, name) for name in node.output]
-        node.name = names.get(node.name, node.name)
-    for entry in (*graph.input, *graph.output, *graph.initializer, *graph.value_info, *_sparse_parts(graph)):
-        entry.name = names.get(entry.name, entry.name)
+    for graph in every_graph(proto.graph):
+        for node in graph.node:
+            node.input[:] = [names.get(name, name) for name in node.input]
+            node.output[:] = [names.get(name, name) for name in node.output]
+            if node.name in names:  # setting "" would be a change of a node without a name
+                node.name = names[node.name]
+        for entry in _entries(graph):
+            entry.name = names.get(entry.name, entry.name)
     return proto
+
+
+def _entries(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto | onnx.TensorProto]:
+    yield from (*graph.input, *graph.output, *graph.initializer, *graph.value_info)
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
 
 
 def _copy_to_output(proto: onnx.ModelProto, name: str, known: set[str]) -> str:
@@ -167,8 +188,3 @@ def _copy_to_output(proto: onnx.ModelProto, name: str, known: set[str]) -> str:
         info.name = taken if info.name == name else info.name
     graph.node.append(onnx.helper.make_node("Identity", [taken], [name]))
     return taken
-
-
-def _sparse_parts(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)

@@ -2,6 +2,7 @@
 
 doors.py    a function for each job, which runs the step of its name
 parts.py    split a model into files, and merge two models
+chain.py    run models one after the other, and compare them with one model
 comparison.py  run two models, and compare outputs, layers and what both have
 facts.py    what a model is: operators, parameters, MACs, memory, structures
 

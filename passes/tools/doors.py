@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def extract(model: Model, inputs: Sequence[str] = (), outputs: Sequence[str] = (
         >>> [info.name for info in run.to_proto().graph.output]
         ['scores']
     """
-    return run_step(model, "extract", {"inputs": list(inputs), "outputs": list(outputs)}, options)
+    return run_step(model, "extract", {"inputs": _listed(inputs), "outputs": _listed(outputs)}, options)
 
 
 def change_outputs(model: Model, add: Sequence[str] = (), drop: Sequence[str] = (), **options: Any) -> PassRun:
@@ -65,7 +65,7 @@ def change_outputs(model: Model, add: Sequence[str] = (), drop: Sequence[str] = 
         >>> [info.name for info in run.to_proto().graph.output]
         ['y', 'scores']
     """
-    return run_step(model, "outputs", {"add": list(add), "drop": list(drop)}, options)
+    return run_step(model, "outputs", {"add": _listed(add), "drop": _listed(drop)}, options)
 
 
 def rename(model: Model, values: Mapping[str, str], **options: Any) -> PassRun:
@@ -90,7 +90,7 @@ def rename(model: Model, values: Mapping[str, str], **options: Any) -> PassRun:
         >>> [info.name for info in run.to_proto().graph.input]
         ['images']
     """
-    return run_step(model, "rename", {"values": dict(values)}, options)
+    return run_step(model, "rename", {"values": values}, options)
 
 
 def fix_shapes(model: Model, shapes: Mapping[str, Sequence[int]], **options: Any) -> PassRun:
@@ -115,7 +115,9 @@ def fix_shapes(model: Model, shapes: Mapping[str, Sequence[int]], **options: Any
         >>> [dim.dim_value for dim in run.to_proto().graph.input[0].type.tensor_type.shape.dim]
         [2, 8, 32]
     """
-    return run_step(model, "fix-shapes", {"shapes": {name: list(shape) for name, shape in shapes.items()}}, options)
+    if isinstance(shapes, Mapping):
+        shapes = {name: _listed(shape) for name, shape in shapes.items()}
+    return run_step(model, "fix-shapes", {"shapes": shapes}, options)
 
 
 def change_batch(model: Model, size: int | str = "batch", **options: Any) -> PassRun:
@@ -191,7 +193,7 @@ def to_fp16(model: Model, keep: Sequence[str] = (), measured: bool = True, **opt
         >>> run.rows[-1].changed
         True
     """
-    return run_step(model, "to-fp16", {"keep": list(keep), "measured": measured}, options)
+    return run_step(model, "to-fp16", {"keep": _listed(keep), "measured": measured}, options)
 
 
 def to_bf16(model: Model, keep: Sequence[str] = (), measured: bool = True, **options: Any) -> PassRun:
@@ -217,7 +219,12 @@ def to_bf16(model: Model, keep: Sequence[str] = (), measured: bool = True, **opt
         >>> run.rows[-1].changed
         True
     """
-    return run_step(model, "to-bf16", {"keep": list(keep), "measured": measured}, options)
+    return run_step(model, "to-bf16", {"keep": _listed(keep), "measured": measured}, options)
+
+
+def _listed(values: Any) -> Any:
+    """An iterable as a list; text, which would become letters, and what is no iterable are left to the step's check."""
+    return list(values) if isinstance(values, Iterable) and not isinstance(values, str) else values
 
 
 def run_step(model: Model, name: str, step: Mapping[str, Any], options: Mapping[str, Any]) -> PassRun:

@@ -6,42 +6,61 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import onnx
 
-from passes.context import PassContext, limit_runs, open_context
-from passes.diff import match_models
+from passes.context import PassContext
 from passes.diff.formats import distance_text
-from passes.diff.numbers import draw_inputs
 from passes.encodings.encoding import Encoding, fit_encodings
-from passes.errors import ModelError, PassError, PolicyError, StepFailed
+from passes.errors import PolicyError, StepFailed
 from passes.graph.index import GraphIndex, computed_values, values_read
 from passes.graph.traversal import read_names, reads_of
 from passes.model.analysis import what_is_invalid
-from passes.proof.numbers import Errors, compare
-from passes.proof.precision import Precisions, computed_types
-from passes.proof.prover import SPACE, describe_errors, worst_errors
+from passes.proof.numbers import Errors
 from passes.provenance.annotations import known_as, module_path_of
 from passes.rewrites.interface import cut_out
 from passes.rewrites.merge import join_models
 from passes.suggest import nearest, plural
+from passes.tools.chain import prove_chain
 from passes.visible import Table, TableResult
-from passes.weights.detached import DetachedModel, open_model
+from passes.weights.detached import DetachedModel, attach, open_model
 from passes.weights.files import write_file, write_model
-from passes.weights.sharing import MappedModel, portable
-from passes.worker.messages import REFUSED
 
 MANIFEST: Final = "manifest.json"
 
 
+class ModelResult(TableResult):
+    """A result that is one model."""
+
+    __slots__ = ()
+
+    model: DetachedModel
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the model; above 100 MB its weights go to a file next to it.
+
+        Raises:
+            UsageError: the file cannot be written; an existing file is unchanged.
+        """
+        write_model(self.model, path)
+
+    def to_proto(self) -> onnx.ModelProto:
+        """The model as one message, with its weights.
+
+        Raises:
+            ModelError: it has more than 2 GiB; `save` it.
+        """
+        return attach(self.model)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
-class ModelPart(TableResult):
+class ModelPart(ModelResult):
     """One part of a model: its name, what it takes and gives, and the values of these names in `model`."""
 
     name: str
@@ -101,15 +120,16 @@ class PartedModel(TableResult):
             ],
         }
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: str | PathLike[str]) -> None:
         """Write a file for each part, and the manifest.
 
         Raises:
             UsageError: a file cannot be written.
         """
+        folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for part in self.parts:
-            write_model(part.model, folder / f"{part.name}.onnx")
+            part.save(folder / f"{part.name}.onnx")
         write_file(folder / MANIFEST, json.dumps(self.manifest(), indent=2) + "\n")
 
 
@@ -159,6 +179,8 @@ def split(
     whole = opened.without_functions()
     index = whole.index
     if at:
+        if isinstance(at, str):
+            raise PolicyError(f"split: at is {at!r}; expected a list of names")
         numbers = _parts_at(index, at)
     elif max_bytes is not None:
         numbers = _parts_by_bytes(whole, max_bytes)
@@ -265,104 +287,8 @@ def _cut_parts(model: DetachedModel, numbers: Sequence[int], encodings: Mapping[
     return parts
 
 
-def prove_chain(
-    whole: DetachedModel,
-    parts: Sequence[DetachedModel],
-    joined: Mapping[str, Mapping[str, str]],
-    context: PassContext | None,
-) -> Mapping[str, Errors]:
-    """The errors of `whole` against the chain of `parts`; both run on the draws of a proof.
-
-    Raises:
-        ModelError: the whole does not run, or the system has no space for a run.
-        StepFailed: a part does not run, or an output is out of tolerance.
-    """
-    with nullcontext(context) if context else open_context() as context, limit_runs(context, whole):
-        draws: list[Mapping[str, np.ndarray]] = []
-        try:
-            draws += [draw.feeds for draw in draw_inputs(match_models(whole, whole), context)]
-            errors = context.proofs.ask(
-                measure_chain,
-                whole=portable(whole, context.spill),
-                parts=[portable(part, context.spill) for part in parts],
-                joined={key: dict(names) for key, names in joined.items()},
-                draws=draws,
-                computed_in=computed_types(whole, whole.index.outputs),
-            )
-        except StepFailed as failure:
-            blamed = _blame(failure, whole, draws, context)
-            if blamed is failure:  # an error that is its own cause makes a walk through causes endless
-                raise
-            raise blamed from failure
-    if wrong := describe_errors(errors):
-        raise StepFailed(f"the parts compute something else than the whole: {wrong}")
-    return errors
-
-
-def _blame(
-    failure: StepFailed, whole: DetachedModel, draws: Sequence[Mapping[str, np.ndarray]], context: PassContext
-) -> PassError:
-    """`failure` of a run, where the whole runs; a ModelError where it does not, or where the system has no space."""
-    if REFUSED in str(failure):
-        return ModelError(f"the proof cannot be run: {failure}{SPACE}")
-    try:
-        if draws:
-            context.proofs.ask(run_model, model=portable(whole, context.spill), draws=draws)
-            return failure
-    except StepFailed as own:
-        failure = own
-    return ModelError(f"the model does not run as it is: {failure}; if nothing here can run it, {UNPROVEN}")
-
-
-UNPROVEN: Final = "leave the proof out: --no-proof (proof=False)"
-
-
-def run_model(model: MappedModel, draws: Sequence[Mapping[str, np.ndarray]]) -> None:
-    """In the proof worker: run a model, for whether it runs."""
-    session = model.session(may_evaluate=True)
-    for feeds in draws:
-        session.run(feeds)
-
-
-def measure_chain(
-    whole: MappedModel,
-    parts: Sequence[MappedModel],
-    joined: Mapping[str, Mapping[str, str]],
-    draws: Sequence[Mapping[str, np.ndarray]],
-    computed_in: Precisions,
-) -> dict[str, Errors]:
-    """In the proof worker: run the parts in order, each on what was given and what the parts before have made.
-
-    Args:
-        whole: the model whose outputs are expected.
-        parts: the models that compute them together, in the order in which they run.
-        draws: arrays by the names of the inputs of `whole`, once for each run.
-        computed_in: the types that `whole` computes each output in, by which tolerances are chosen.
-        joined: for a merged model, `map` from outputs of the first part to inputs of the second, and `names` from names
-            in the whole to those of the second part.
-    """
-    session, chain = whole.session(may_evaluate=True), [part.session(may_evaluate=True) for part in parts]
-    map_, names = joined.get("map", {}), joined.get("names", {})
-    measured = []
-    for feeds in draws:
-        expected = session.run(feeds)
-        known: dict[str, np.ndarray] = dict(feeds)
-        for index, part in enumerate(chain):
-            given = known
-            if index and names:
-                given = {new: known[old] for old, new in names.items() if old in feeds}
-                given |= {new: known[old] for old, new in map_.items()}
-            made = part.run(given)
-            back = {new: old for old, new in names.items()} if index else {}
-            known |= {back.get(name, name): array for name, array in made.items()}
-        measured.append(
-            {name: compare(known[name], expected[name], computed_in=computed_in.get(name)) for name in expected}
-        )
-    return worst_errors(measured)
-
-
 @dataclass(frozen=True, slots=True, repr=False)
-class MergedModel(TableResult):
+class MergedModel(ModelResult):
     """Two models as one, the errors of its outputs against the two one after the other, and the encodings of both."""
 
     model: DetachedModel
@@ -394,7 +320,7 @@ def merge(
     Args:
         first: a path, a message or a DetachedModel; it stays as it is.
         second: the model that runs after it, in any of these forms.
-        map: output of the first → the input of the second that it feeds.
+        map: output of the first → the input of the second that it feeds; an input of the first feeds both models.
         encodings: those of the first model and those of the second, by tensor.
         proof: run both one after the other, and the merged model, on draws; compare the outputs.
         context: workers and a folder that several calls share.

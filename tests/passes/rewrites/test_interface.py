@@ -109,6 +109,18 @@ def test_what_is_refused(step: str, options: dict[str, object], words: str, cont
         run_step(chain(), step, options, {"context": context})
 
 
+def test_text_in_place_of_a_list_is_not_its_letters() -> None:
+    with pytest.raises(PolicyError, match="outputs is 'ab'; expected a list"):
+        extract(chain(), outputs="ab")
+    with pytest.raises(PolicyError, match="keep is 'Relu'; expected a list"):
+        to_fp16(chain(), keep="Relu")
+    for shapes in ({"x": "28"}, {"x": 2}, None):
+        with pytest.raises(PolicyError, match="expected sizes of 1 or more for each input"):
+            fix_shapes(chain(), shapes)  # type: ignore[arg-type]
+    with pytest.raises(PolicyError, match="expected a mapping of names"):
+        rename(chain(), {3: "x"})  # type: ignore[dict-item]
+
+
 @pytest.mark.parametrize("has_default", [False, True])
 def test_a_part_may_begin_at_a_weight(has_default: bool, context: PassContext) -> None:
     model = chain()

@@ -95,7 +95,7 @@ def test_the_proof_runs_both_models_in_turn(second: str, context: PassContext) -
     ("options", "words"),
     [
         ({"map": {"y": "b"}}, "second model has no input 'b'"),
-        ({"map": {"q": "a"}}, "first model has no output 'q'"),
+        ({"map": {"q": "a"}}, "first model has no output or input 'q'"),
         ({"map": {}}, "found no pair"),
         ({"map": {"y": "a", "z": "a"}}, "'y' and 'z' are mapped to the input 'a'; expected one output for an input"),
         ({"map": ["y"]}, "expected a mapping of names"),

@@ -16,6 +16,7 @@ import pytest
 from passes.context import PassContext
 from passes.encodings.encoding import Encoding, Precision
 from passes.errors import PolicyError, StepFailed, UsageError
+from passes.optimize import optimize
 from passes.rewrites.interface import cut_out
 from passes.tools import PartedModel, merge, parts, split
 from passes.weights.detached import DetachedModel, attach
@@ -113,6 +114,7 @@ def test_the_manifest_says_what_feeds_what(tmp_path: Path, context: PassContext)
         ({"module": "nope.*"}, "no torch module"),
         ({}, "expected one of"),
         ({"at": ["b"], "max_bytes": 5}, "expected one of"),
+        ({"at": "b"}, "at is 'b'; expected a list of names"),
     ],
 )
 def test_what_split_refuses(way: Mapping[str, Any], words: str) -> None:
@@ -132,6 +134,42 @@ def test_parts_merge_to_the_whole_again(context: PassContext) -> None:
         for model in (attach(merged), biased_attention())
     )
     np.testing.assert_array_equal(got, expected)
+
+
+def test_an_input_of_both_models_stays_one(context: PassContext, tmp_path: Path) -> None:
+    """The second part reads `x` of the whole too; without `--map x=x` the merged model would take `x_2`."""
+    split(branches(), at=["c"], context=context).save(str(tmp_path / "parts"))
+    whole = split(model_of(SKIP), at=["a"], context=context)
+    assert whole.parts[1].inputs == ["x", "a"]
+    merged = merge(*(part.model for part in whole.parts), {"a": "a", "x": "x"}, context=context)
+    assert ([*merged.model.index.required_inputs], [*merged.model.index.outputs]) == (["x"], ["y"])
+    assert [*merged.to_proto().graph.node] == [*model_of(SKIP).graph.node]
+    merged.save(tmp_path / "merged.onnx")
+    whole.parts[1].save(tmp_path / "second.onnx")
+    first = str(tmp_path / "first.onnx")
+    whole.parts[0].save(first)
+    step = {"merge": {"model": str(tmp_path / "second.onnx"), "map": {"a": "a", "x": "x"}}}
+    assert optimize(first, [step], context=context).to_proto().graph == merged.to_proto().graph
+    beside = merge(model_of(SKIP), model_of(SKIP), {"x": "x"}, context=context)
+    assert ([*beside.model.index.required_inputs], [*beside.errors]) == (["x"], ["y", "y_2"])
+
+
+SKIP = "g (float[2, 8] x) => (float[2, 8] y) { a = Relu (x) y = Add (a, x) }"
+
+BODY = """
+g (float[2, 8] x, bool c) => (float[2, 8] y) {
+    a = Neg (x)
+    y = If (c) <then_branch = t () => (float[2, 8] s) { b = Exp (a) s = Abs (b) },
+                else_branch = e () => (float[2, 8] u) { b = Neg (a) u = Relu (b) }>
+}"""
+OUTER = "g (float[2, 8] b, float[2, 8] s) => (float[2, 8] u) { a = Relu (b) u = Add (a, s) }"
+
+
+@pytest.mark.parametrize(("first", "second", "pairs"), [(BODY, OUTER, {"y": "b"}), (OUTER, BODY, {"u": "x"})])
+def test_names_of_values_inside_of_a_body(first: str, second: str, pairs: dict[str, str], context: PassContext) -> None:
+    """ONNX lets no body make a value whose name is one of the graph around it."""
+    merged = merge(model_of(first), model_of(second), pairs, context=context)
+    assert [errors.max_abs for errors in merged.errors.values()] == [0.0]
 
 
 def test_a_model_after_itself(context: PassContext) -> None:
@@ -170,19 +208,20 @@ def test_a_model_without_nodes_has_no_parts() -> None:
 @pytest.mark.parametrize(
     ("pairs", "words"),
     [
-        ({"q": "x"}, "first model has no output 'q'"),
+        ({"q": "x"}, "first model has no output or input 'q'"),
+        ([("y", "x")], "expected a mapping of names"),
         ({"y": "q"}, "second model has no input 'q'"),
         ({}, "found no pair"),
     ],
 )
-def test_what_merge_refuses(pairs: dict[str, str], words: str) -> None:
+def test_what_merge_refuses(pairs: Any, words: str) -> None:
     with pytest.raises(PolicyError, match=words):
         merge(branches(), branches(), pairs)
 
 
 def test_models_that_do_not_fit() -> None:
     text = "g (float[3, 9] x) => (float[3, 9] y) { y = Relu (x) }"
-    with pytest.raises(PolicyError, match="the output 'y' is float\\[2,8\\]"):
+    with pytest.raises(PolicyError, match="'y' of the first model is float\\[2,8\\]"):
         merge(branches(), model_of(text), {"y": "x"})
 
 
