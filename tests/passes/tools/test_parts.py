@@ -149,7 +149,11 @@ def test_an_input_of_both_models_stays_one(context: PassContext, tmp_path: Path)
     first = str(tmp_path / "first.onnx")
     whole.parts[0].save(first)
     step = {"merge": {"model": str(tmp_path / "second.onnx"), "map": {"a": "a", "x": "x"}}}
-    assert optimize(first, [step], context=context).to_proto().graph == merged.to_proto().graph
+    run = optimize(first, [step], context=context)
+    assert [(node.op_type, [*node.input]) for node in run.model.proto.graph.node] == [
+        ("Relu", ["x"]),
+        ("Add", ["a", "x"]),
+    ]
     beside = merge(model_of(SKIP), model_of(SKIP), {"x": "x"}, context=context)
     assert ([*beside.model.index.required_inputs], [*beside.errors]) == (["x"], ["y", "y_2"])
 
