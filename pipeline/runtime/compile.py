@@ -244,15 +244,6 @@ class CompiledProgram(Replayable):
         """A further sequence of runs, with states of its own; use it from one thread at a time."""
         return Context(self._bound)
 
-    def synchronize(self) -> None:
-        """Wait until the device has done all runs and replays; a run itself waits for nothing.
-
-        Raises:
-            DataError: a run had an index out of range, which a device reports late.
-        """
-        with self._turn():
-            self.context.synchronize()
-
     def states(self) -> dict[str, torch.Tensor]:
         """Copies of the states that runs change, by name, as they are now.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -20,6 +21,7 @@ from pipeline.runtime.feeding import (
     tensors_by_storage,
 )
 from pipeline.runtime.kernels import has_native
+from pipeline.runtime.kernels.aten.indices import IndexFlags
 from pipeline.runtime.program import BoundProgram, ProcessBound, ProgramMemory, RunBody
 from pipeline.runtime.slots import Feed, bind_arena, new_memory, placeholders, refuse_names, refuse_unreadable
 from pipeline.runtime.states import States, StateTable
@@ -70,12 +72,13 @@ class Context(ProcessBound):
             self._arena = new_memory(plan, plan.arena_bytes, device) if arena is None else arena
             self.states.order.keep([self._arena])
             places = bind_arena(plan, self._arena, device)
-            self.memory = ProgramMemory(bound, self.states, places, runner_of_body)
+            self.memory = ProgramMemory(bound, self.states, places, runner_of_body, _new_flags(bound))
             self._slots = self.memory.bind_slots({**buffers, **homes})
             self._steps = bound.steps
-            flags = self.memory.new_flags()
-            self._launches = [self.memory.bind_step(step, self._slots, flags) for step in bound.steps]
-            self._flags = flags if flags is not None and flags.owners else None
+            self._launches = [self.memory.bind_step(step, self._slots) for step in bound.steps]
+            if self.memory.flags is not None and not self.memory.flags.owners:
+                self.memory = replace(self.memory, flags=None)
+            self._flags = self.memory.flags
             self.memory.keep(self._launches)
             pointers = self._pointers([*pointed, *_large_outputs(plan)])
         self._fed: list[FedSlot] = [
@@ -181,7 +184,7 @@ class Context(ProcessBound):
             if self.states.tensors:
                 self.states.advance(self.plan, self._slots)
             if self.bound.debug:
-                self.synchronize()
+                self.memory.synchronize()
             return outputs
         except BaseException:
             self.states.lose(self.memory.written_states(self._steps[: self._reached]))
@@ -192,18 +195,6 @@ class Context(ProcessBound):
                 slot.release()
             for vid in new:
                 self._large[vid].point_home()
-
-    def synchronize(self) -> None:
-        """Wait until the device has done all runs and replays.
-
-        Raises:
-            DataError: one of them had an index out of range.
-        """
-        for flags in (self._flags, *self.captures.flags):
-            if flags is not None:
-                flags.wait()
-                self.memory.refuse_wrong_indices(flags)
-        self._device.synchronize()
 
     def _accept(self, feed: Feed) -> list[torch.Tensor]:
         """The caller's tensors in the order of the signature; states that come with them are taken over."""
@@ -266,6 +257,13 @@ class Context(ProcessBound):
         held = [*self._slots, *operands(self._launches)] if storages else []
         shown = tensors_by_storage(held, storages.values())
         return {vid: SlotPointer(self._slots[vid].detach(), shown[storage]) for vid, storage in storages.items()}
+
+
+def _new_flags(bound: BoundProgram) -> IndexFlags | None:
+    """Flags for the indices of launches, where kernels do not check them; None where no call may read any."""
+    slots = bound.plan.slots
+    indices = sum("int" in slots[vid].spec.dtype for step in bound.steps for vid in step.call.in_vids)
+    return None if bound.device.is_host or not indices else IndexFlags(bound.device, indices)
 
 
 def runner_of_body(body: BoundProgram) -> RunBody:

@@ -226,10 +226,14 @@ class SizedSequence:
         self._graph, self._plan = graph, plan
         self.plan_key = plan_key
         self._inputs = [graph.values[vid].name for vid in graph.inputs]
-        self._contexts: LastUsed[Context] = LastUsed(limit)
+        self._contexts: LastUsed[Context] = LastUsed(limit, lambda context: context.memory.synchronize())
         self.latest: Context | None = None
         """The context of the sizes that were used last; all of them share its states."""
         self.captures = Captures(self, limit=limit)
+
+    @property
+    def memories(self) -> Sequence[ProgramMemory]:
+        return [context.memory for context in self._contexts.items]
 
     def context_for(self, dims: Mapping[str, int]) -> Context:
         bound = self._plan(dims)  # also where there is a context, so that plans and contexts are dropped in one order
@@ -248,17 +252,21 @@ class SizedSequence:
 
 
 class LastUsed(Generic[Kept]):
-    """Things by sizes, at most `limit`; the least recently used makes room before another is made."""
+    """Things by sizes, at most `limit`; the least recently used makes room before another is made, after `finish`."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, finish: Callable[[Kept], object] = lambda _: None) -> None:
         if type(limit) is not int or limit < 1:
             raise UsageError(f"limit={limit!r}; expected 1 or more sizes to keep")
-        self._limit = limit
+        self._limit, self._finish = limit, finish
         self._kept: OrderedDict[SizeKey, Kept] = OrderedDict()
 
     @property
     def keys(self) -> list[SizeKey]:
         return list(self._kept)
+
+    @property
+    def items(self) -> list[Kept]:
+        return list(self._kept.values())
 
     def find(self, key: SizeKey) -> Kept | None:
         if key in self._kept:
@@ -269,7 +277,8 @@ class LastUsed(Generic[Kept]):
         found = self.find(key)
         if found is None:
             while len(self._kept) >= self._limit:
-                self._kept.popitem(last=False)
+                _, dropped = self._kept.popitem(last=False)
+                self._finish(dropped)
             self._kept[key] = found = make()
         return found
 

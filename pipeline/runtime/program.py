@@ -324,6 +324,8 @@ class ProgramMemory:
     """By vid, for every value that owns storage in the arena."""
     runner_of: Callable[[BoundProgram], RunBody]
     """Makes a runner for a body; each has an arena of its own."""
+    flags: IndexFlags | None
+    """Those of all launches, of runs and replays; None where no launch sets any."""
 
     @property
     def plan_key(self) -> str:
@@ -335,6 +337,10 @@ class ProgramMemory:
 
     def latest_memory(self) -> ProgramMemory:
         return self
+
+    @property
+    def memories(self) -> Sequence[ProgramMemory]:
+        return (self,)
 
     def bind_slots(self, fed: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
         """The slot table, with `fed` as the storage of what the caller brings: owners of storage, and views of them."""
@@ -348,15 +354,21 @@ class ProgramMemory:
             slots[view.vid] = root.as_strided(layout.sizes, layout.strides, int(root.storage_offset()) + layout.offset)
         return slots
 
-    def new_flags(self) -> IndexFlags | None:
-        """Flags for the indices of launches, where kernels do not check them; None where no call may read any."""
-        device, slots = self.bound.device, self.bound.plan.slots
-        indices = sum("int" in slots[vid].spec.dtype for step in self.bound.steps for vid in step.call.in_vids)
-        return None if device.is_host or not indices else IndexFlags(device, indices)
-
     def keep(self, launches: Sequence[Launch]) -> None:
         """Keep the memory that these launches read and write allocated until they are done, on any stream."""
         self.states.order.keep(operands(launches))
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all runs and replays.
+
+        Raises:
+            DataError: one of them had an index out of range.
+        """
+        if self.flags is None:
+            self.bound.device.synchronize()
+            return
+        self.flags.wait()
+        self.refuse_wrong_indices(self.flags)
 
     def refuse_wrong_indices(self, flags: IndexFlags) -> None:
         """
@@ -369,7 +381,7 @@ class ProgramMemory:
             error = IndexError("an index is out of range, in this run or an earlier one, whose outputs are wrong")
             raise self.bound.failure(step, error)
 
-    def bind_step(self, step: LaunchStep, slots: Slots, flags: IndexFlags | None = None) -> Launch:
+    def bind_step(self, step: LaunchStep, slots: Slots) -> Launch:
         """The launch of `step` on these slots.
 
         Raises:
@@ -380,7 +392,7 @@ class ProgramMemory:
             step = step.with_attrs(bodies=tuple(map(self.runner_of, bodies)))
         ins, outs = ([slots[vid] for vid in vids] for vids in (step.call.in_vids, step.call.out_vids))
         constants = [at for at, vid in enumerate(step.call.in_vids) if self._is_constant(vid)]
-        token = CURRENT.set(flags and CheckedCall(flags, step.index, constants))
+        token = CURRENT.set(self.flags and CheckedCall(self.flags, step.index, constants))
         try:
             with kernels_for_threads(self.bound.threads, self.bound.device):
                 launch = step.bind(ins, outs)

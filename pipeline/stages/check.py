@@ -58,10 +58,8 @@ def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repe
         _check_extras(config)
         if config.runtime.native and "plan" in config.runtime.chosen:
             find_compiler()
-        if config.runtime.device != "cpu" and "plan" in config.runtime.chosen:
-            from pipeline.runtime.devices import find_device  # loads torch, which a run on the CPU does later
-
-            find_device(config.runtime.device)
+        if "plan" in config.runtime.chosen:
+            _look_for_device(config.runtime.device)
         if config.passes.encodings is not None:
             read_aimet(Path(config.passes.encodings))
         steps = steps_of(config.passes.recipe)
@@ -104,7 +102,19 @@ def check_train(config: RunConfig) -> TrainConfig:
         locate_checkpoint(config.checkpoint)
     if train.native:
         find_compiler()
+    _look_for_device(train.device)
     return train
+
+
+def _look_for_device(name: str) -> None:
+    """
+    Raises:
+        Unsupported: this machine has no such device.
+    """
+    if name != "cpu":
+        from pipeline.runtime.devices import find_device  # loads torch, which a run on the CPU does later
+
+        find_device(name)
 
 
 def refuse_export_keys(config: RunConfig) -> None:

@@ -80,7 +80,7 @@ class Capture(ProcessBound):
             DataError: an index in the feed is out of range (a UsageError too).
             InternalError: a kernel failed.
         """
-        self._memory, self._session = memory, session
+        self.memory, self._session = memory, session
         self._plan = memory.bound.plan
         # A caller may be in inference mode; buffers made in that mode could not be written to outside of it.
         with torch.inference_mode(mode=False), torch.no_grad(), session.device.scope():
@@ -94,9 +94,8 @@ class Capture(ProcessBound):
                     session.device.pin(weight)
             self._slots = memory.bind_slots(self._feed.tensors)
             steps = session.randomness.with_generators(memory.bound.steps)
-            flags = memory.new_flags()
-            launches = [memory.bind_step(step, self._slots, flags) for step in steps]
-            self.flags = flags if flags is not None and flags.owners else None
+            launches = [memory.bind_step(step, self._slots) for step in steps]
+            self.flags = memory.flags
             outputs, save_outputs = self._bind_outputs()
             further = [*save_outputs, *self._bind_updates()]
             memory.keep([*launches, *further])
@@ -164,7 +163,7 @@ class Capture(ProcessBound):
         if self._has_states:
             self._session.states.refuse_missing()
         if self.flags is not None:
-            self._memory.refuse_wrong_indices(self.flags)
+            self.memory.refuse_wrong_indices(self.flags)
         try:
             guard = self._guards.pop()
         except IndexError:  # all are held: this is a replay within a replay
@@ -244,14 +243,14 @@ class Capture(ProcessBound):
         Returns the seconds that this took.
         """
         begun = time.perf_counter()
-        recorder = "loop" if self._memory.bound.debug else self._session.device.recorder
+        recorder = "loop" if self.memory.bound.debug else self._session.device.recorder
         self._recorder: Recorder = RECORDERS[recorder](self._session)
         self._segments = segments
         self._parts: tuple[Recording, ...] = tuple(
             CallLoop(launches[segment.first : segment.last]) for segment in segments
         )
         self._recorder.warm_up(partial(self._replay_and_go_back, before))
-        self._memory.check_shapes(self._slots)
+        self.memory.check_shapes(self._slots)
         return time.perf_counter() - begun
 
     def _record(self, launches: Sequence[Launch], segments: Sequence[CaptureSegment], before: Snapshot) -> None:
@@ -268,9 +267,9 @@ class Capture(ProcessBound):
         try:
             return self._recorder.record(launches[segment.first : segment.last])
         except GraphFailure as error:
-            steps, at = self._memory.bound.steps, segment.first + error.at
+            steps, at = self.memory.bound.steps, segment.first + error.at
             failed = steps[min(at, len(steps) - 1)]
-            raise self._memory.bound.failure(failed, error) from error
+            raise self.memory.bound.failure(failed, error) from error
 
     def _replay_and_go_back(self, before: Snapshot) -> None:
         """One replay from `before`: a position counter that advances twice could pass the end of its cache."""
@@ -303,14 +302,14 @@ class Capture(ProcessBound):
             return (
                 UsageError(f"a tensor of the feed cannot be copied: {error}") if type(error) is RuntimeError else error
             )
-        steps, states = self._memory.bound.steps, self._session.states
+        steps, states = self.memory.bound.steps, self._session.states
         begun = self._segments[self._parts.index(part)].first + part.begun
-        states.lose(self._memory.written_states(steps[:begun]))
+        states.lose(self.memory.written_states(steps[:begun]))
         if begun > len(steps):
             states.lose(vid for vid, _ in states.updates_to_copy(self._plan))
         if begun > len(steps) or not isinstance(error, launch_errors()):
             return error
-        failure: OnnxlineError = self._memory.bound.failure(steps[begun - 1], error)
+        failure: OnnxlineError = self.memory.bound.failure(steps[begun - 1], error)
         return failure
 
     def _bind_outputs(self) -> tuple[dict[str, torch.Tensor], list[Launch]]:
@@ -349,7 +348,7 @@ class Capture(ProcessBound):
         return CaptureReport(key, segments, static, copied, live, self._feed.nbytes, pool_bytes, by_python)
 
     def _place_of(self, launch: int) -> str:
-        bound = self._memory.bound
+        bound = self.memory.bound
         return bound.place_of(bound.steps[launch]) if launch < len(bound.steps) else "an output or a state"
 
 

@@ -18,7 +18,6 @@ from pipeline.errors import UsageError
 from pipeline.runtime.capture.capture import Capture
 from pipeline.runtime.capture.feed_buffers import CaptureKey, CapturePolicy, as_tensors, copied_names, signature_of
 from pipeline.runtime.capture.session import CaptureSession, Snapshot
-from pipeline.runtime.kernels.aten.indices import IndexFlags
 from pipeline.runtime.program import ProcessBound, ProgramMemory
 from pipeline.runtime.slots import Feed, refuse_unreadable
 from pipeline.runtime.torch_state import has_plain_defaults, plain_state
@@ -51,6 +50,11 @@ class MemorySource(Protocol):
         """
         ...
 
+    @property
+    def memories(self) -> Sequence[ProgramMemory]:
+        """Those that it keeps."""
+        ...
+
 
 class Captures:
     """Captures by key. The one that was replayed longest ago is dropped, with its buffers, where there are too many.
@@ -81,11 +85,6 @@ class Captures:
     def keys(self) -> tuple[CaptureKey, ...]:
         """The keys of all captures; that of the last replay is at the end."""
         return tuple(capture.key for capture in self._captures.values())
-
-    @property
-    def flags(self) -> tuple[IndexFlags | None, ...]:
-        """Those of each capture."""
-        return tuple(capture.flags for capture in self._captures.values())
 
     @property
     def session(self) -> CaptureSession:
@@ -187,6 +186,16 @@ class Captures:
         """
         self.session.restore(snapshot)
 
+    def synchronize(self) -> None:
+        """Wait until the device has done all runs and replays.
+
+        Raises:
+            DataError: one of them had an index out of range.
+        """
+        every = [*self._source.memories, *(capture.memory for capture in self._captures.values())]
+        for memory in {id(memory): memory for memory in every}.values():
+            memory.synchronize()
+
     def clear(self) -> None:
         """Drop all captures, and the weights that they took from a feed; states keep their values."""
         self._captures.clear()
@@ -224,7 +233,8 @@ class Captures:
         self._captures[key] = self._last = capture
         self._last_signature = key.feed_signature
         if len(self._captures) > self._limit:
-            self._captures.popitem(last=False)
+            _, dropped = self._captures.popitem(last=False)
+            dropped.memory.synchronize()  # raises what its last replays saw; the record has waited for the device too
             self.session.warn(
                 "limit",
                 f"the feed has had more than {self._limit} signatures: for each new one the capture that was replayed "
@@ -366,6 +376,15 @@ class Replayable(ProcessBound, ABC):
         """
         with self._turn():
             self.captures.restore(snapshot)
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all runs and replays; a run itself waits for nothing.
+
+        Raises:
+            DataError: a run had an index out of range, which a device reports late.
+        """
+        with self._turn():
+            self.captures.synchronize()
 
     def drop_captures(self) -> None:
         """Give back what the captures of this thread hold; states keep their values."""

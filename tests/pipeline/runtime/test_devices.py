@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -32,15 +33,33 @@ def test_a_device_without_kernels_is_refused(name: str) -> None:
 
 
 @WITHOUT_CARD
-def test_without_a_card_one_sentence_says_so(tmp_path: Path) -> None:
-    config = tmp_path / "run.yaml"
-    config.write_text("name: x\nmodel: {onnx: missing.onnx}\n")
-    (tmp_path / "missing.onnx").write_bytes(b"")
-    found = CliRunner().invoke(app, ["run", str(config), "--device", "cuda"])
-    assert found.exit_code != 0
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", "run.yaml", "--device", "cuda"),
+        ("check", "run.yaml", "--set", "runtime.device=cuda"),
+        ("train", "run.yaml", "--out", "out", "--set", "train.device=cuda"),
+        ("train", "run.yaml", "--out", "out", "--set", "runtime.device=cuda"),
+    ],
+)
+def test_without_a_card_one_sentence_says_so_before_anything_is_opened(
+    command: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that was built, a batch that was drawn, or a folder of an earlier training: nothing is lost."""
+    monkeypatch.chdir(tmp_path)
+    code = "def make():\n    open('opened', 'w')\ndef batches(epoch):\n    open('opened', 'w')\n"
+    Path("code.py").write_text(code)
+    train = "{batches: code.py:batches}"
+    Path("run.yaml").write_text(f"name: x\nmodel: {{factory: code.py:make}}\ntrain: {train}\n")
+    Path("out").mkdir()
+    Path("out", "weights.safetensors").write_text("of an earlier training")
+    found = CliRunner().invoke(app, command)
     assert isinstance(found.exception, Unsupported)
+    assert found.exception.exit_code == 2
     assert "device 'cuda': torch" in str(found.exception)
     assert "sees no CUDA device on this machine" in str(found.exception)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["code.py", "out", "run.yaml"]
+    assert Path("out", "weights.safetensors").read_text() == "of an earlier training"
 
 
 def test_values_on_two_devices_have_no_plan() -> None:

@@ -121,19 +121,20 @@ INTEGERS: Final = (torch.int32, torch.int64)
 
 
 class IndexFlags:
-    """A flag for each tensor of indices that the launches of one program read."""
+    """A flag for each tensor of indices that the launches of one program read. Its runs and all its captures set the
+    same flags, so that nothing is lost with a capture."""
 
     def __init__(self, device: Device, most: int) -> None:
         self.memory = device.empty((most,), None, torch.bool).zero_()
-        self.owners: list[int] = []
-        """By flag, the index of its call in the plan."""
+        self.owners: dict[tuple[int, int], int] = {}
+        """(index of a call in the plan, operand) → the number of its flag; in the order of the flags."""
         self._device, self._late = device, device.late_value(self.memory)
         self._wrong: dict[int, None] = {}
         """The calls, in order, that had a wrong index which the host knows of, and which no error has named."""
 
-    def new_flag(self, call: int) -> torch.Tensor:
-        self.owners.append(call)
-        return self.memory[len(self.owners) - 1]
+    def flag_of(self, call: int, operand: int) -> torch.Tensor:
+        """The flag of a call's operand, made when it is first asked for."""
+        return self.memory[self.owners.setdefault((call, operand), len(self.owners))]
 
     def start(self) -> None:
         """After launches: look at the flags when the device is done."""
@@ -157,7 +158,8 @@ class IndexFlags:
     def _collect(self) -> None:
         found = self._late.poll()
         if found is not None and found.any():
-            self._wrong.update(dict.fromkeys(self.owners[at] for at in found.nonzero().flatten().tolist()))
+            calls = [call for call, _ in self.owners]
+            self._wrong.update(dict.fromkeys(calls[at] for at in found.nonzero().flatten().tolist()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,7 @@ def check_indices(template: CallTemplate, ins: Ins) -> tuple[Sequence[torch.Tens
         index = ins[at]
         if at in current.constants and _are_within(index, low, high, ignored):
             continue
-        flag = current.flags.new_flag(current.call)
+        flag = current.flags.flag_of(current.call, at)
         checked[at] = safe = torch.empty_like(index, memory_format=torch.contiguous_format)
         clamp = launch_clamp(index, safe, flag, low, high, ignored) if index.is_cuda and has_triton() else None
         launches += [clamp] if clamp else clamp_by_torch(index, safe, flag, low, high, ignored)

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as f
 
 from pipeline.errors import DataError
-from pipeline.runtime import RecordingDevice, compile_graph
+from pipeline.runtime import RecordingDevice, compile_graph, compile_open_graph
 from pipeline.runtime.kernels.aten.indices import INDEXED, LISTS, IndexFlags
 from tests.support.torch_programs import Calls, feed_of, graph_of
 
@@ -158,7 +158,7 @@ def test_probabilities_of_classes_are_no_indices() -> None:
 def test_a_wait_looks_anew_where_a_look_began_before_the_last_launches() -> None:
     device = RecordingDevice(2**20)
     flags = IndexFlags(device, 1)
-    flag = flags.new_flag(7)
+    flag = flags.flag_of(7, 1)
     flags.start()
     flag.fill_(True)
     flags.wait()
@@ -172,7 +172,7 @@ def test_a_look_loses_no_wrong_index() -> None:
     What the host reads needs no order of streams, and what clears the flags has it."""
     device = RecordingDevice(2**20)
     flags = IndexFlags(device, 2)
-    first, second = flags.new_flag(7), flags.new_flag(9)
+    first, second = flags.flag_of(7, 1), flags.flag_of(9, 1)
     with device.scope(), device.on_stream(1):
         flags.memory.fill_(True)
         flags.start()
@@ -189,3 +189,33 @@ def test_a_look_loses_no_wrong_index() -> None:
         second.fill_(True)
         flags.wait()
     assert [flags.poll(), flags.poll(), flags.poll()] == [7, 9, None]
+
+
+@pytest.mark.filterwarnings("ignore:the feed has had more than 1 signatures")
+def test_a_wrong_index_outlives_the_capture_and_the_context_that_saw_it() -> None:
+    """Whoever makes room raises what the last run of the dropped one saw; nobody else would look."""
+    rows = torch.tensor([0, 3, 1])
+    graph = graph_of(Calls([lambda x, i: f.embedding(i, x)]), [X, rows])
+    program = compile_graph(graph, device=RecordingDevice(2**20))
+    right = feed_of(graph, [X, rows])
+    wrong = {**right, list(right)[1]: torch.tensor([0, 4, 1])}
+    program.replay(wrong)
+    program.drop_captures()
+    with pytest.raises(DataError, match="an index is out of range"):
+        program.run(right)
+    assert program.capture(right).flags is program.context._flags
+
+    sized = graph_of(
+        Calls([lambda x, i: f.embedding(i, x)]), [X, rows], dynamic_shapes=(({}, {0: torch.export.Dim("n")}),)
+    )
+    for name in ("run", "replay"):
+        program = compile_open_graph(sized, limit=1, device=RecordingDevice(2**20))
+        run, other = getattr(program, name), {**right, list(right)[1]: torch.tensor([2, 3])}
+        run(wrong)
+        with pytest.raises(DataError, match="an index is out of range"):
+            run(other)
+        run(other)
+        run({**other, list(right)[1]: torch.tensor([2, 4])})
+        with pytest.raises(DataError, match="an index is out of range"):
+            program.synchronize()
+        program.synchronize()
