@@ -61,11 +61,16 @@ class ModelResult(TableResult):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ModelPart(ModelResult):
-    """One part of a model: its name, what it takes and gives, and the values of these names in `model`."""
+    """One part of a model: its name, what it takes and gives, and the values of these names in `model`.
+
+    `label` is the torch module of the part, or `taken` or `refused` by a target; empty where the way of the split says
+    neither.
+    """
 
     name: str
     model: DetachedModel
     encodings: Mapping[str, Encoding]
+    label: str = ""
 
     @property
     def inputs(self) -> list[str]:
@@ -81,7 +86,8 @@ class ModelPart(ModelResult):
     def row(self) -> tuple[str, str, str, str]:
         """The cells below `TITLES`."""
         nodes = plural(len(self.model.proto.graph.node), "node")
-        return self.name, nodes, ", ".join(self.inputs), ", ".join(self.outputs)
+        name = f"{self.name} ({self.label})" if self.label else self.name
+        return name, nodes, ", ".join(self.inputs), ", ".join(self.outputs)
 
 
 TITLES: Final = ("part", "nodes", "takes", "gives")
@@ -112,6 +118,7 @@ class PartedModel(TableResult):
                 {
                     "name": part.name,
                     "file": f"{part.name}.onnx",
+                    "label": part.label,
                     "inputs": {name: makers.get(name, "model") for name in part.inputs},
                     "outputs": part.outputs,
                     "bytes": part.model.nbytes(),
@@ -177,7 +184,7 @@ def split(
         raise PolicyError("split: expected one of at, max_bytes, module and runs_on")
     opened = open_model(model)
     whole = opened.without_functions()
-    index = whole.index
+    index, labels = whole.index, list[str]()
     if at:
         if isinstance(at, str):
             raise PolicyError(f"split: at is {at!r}; expected a list of names")
@@ -185,10 +192,13 @@ def split(
     elif max_bytes is not None:
         numbers = _parts_by_bytes(whole, max_bytes)
     elif module is not None:
-        numbers = _parts_by_module(index, module)
+        labels = _modules_of(index, module)
+        numbers = _parts_by_label(index, labels)
     else:
-        numbers = _parts_by_label(index, [str((runs_on or {}).get(known_as(node), True)) for node in index.own])
-    parts = _cut_parts(whole, numbers, fit_encodings(encodings or {}, whole))
+        labels = ["taken" if (runs_on or {}).get(known_as(node), True) else "refused" for node in index.own]
+        numbers = _parts_by_label(index, labels)
+    label_of = dict(zip(numbers, labels, strict=False))  # all nodes of a part have one label; of a cut they have none
+    parts = _cut_parts(whole, numbers, fit_encodings(encodings or {}, whole), label_of)
     errors: Mapping[str, Errors] = {}
     if proof:
         errors = prove_chain(whole, [part.model for part in parts], {}, context)
@@ -233,7 +243,8 @@ def _bytes_of(model: DetachedModel, name: str) -> int:
     return model.array(tensor).nbytes if weight is None else weight.data.nbytes
 
 
-def _parts_by_module(index: GraphIndex, glob: str) -> list[int]:
+def _modules_of(index: GraphIndex, glob: str) -> list[str]:
+    """For each node the module that the glob matches, or an empty text."""
     labels, known = [], dict[str, None]()
     for node in index.own:
         path = module_path_of(node)
@@ -242,7 +253,7 @@ def _parts_by_module(index: GraphIndex, glob: str) -> list[int]:
         labels.append(next((name for name in paths if name and fnmatchcase(name, glob)), ""))
     if not any(labels):
         raise PolicyError(f"split: no torch module of this model is {glob!r}{nearest(glob, known)}")
-    return _parts_by_label(index, labels)
+    return labels
 
 
 def _parts_by_label(index: GraphIndex, labels: Sequence[str]) -> list[int]:
@@ -259,7 +270,9 @@ def _parts_by_label(index: GraphIndex, labels: Sequence[str]) -> list[int]:
     return [level[next(filter(None, node.output))] for node in index.own]
 
 
-def _cut_parts(model: DetachedModel, numbers: Sequence[int], encodings: Mapping[str, Encoding]) -> list[ModelPart]:
+def _cut_parts(
+    model: DetachedModel, numbers: Sequence[int], encodings: Mapping[str, Encoding], label_of: Mapping[int, str]
+) -> list[ModelPart]:
     index = model.index
     if not index.own:
         raise PolicyError("split: the model has no node; expected one or more")
@@ -283,7 +296,7 @@ def _cut_parts(model: DetachedModel, numbers: Sequence[int], encodings: Mapping[
             raise StepFailed(f"split: part {part_index} is not valid ONNX: {broken}")
         names = {*GraphIndex(part.proto.graph).producers, *part.index.initializers, *part.index.inputs}
         own = {name: encoding for name, encoding in encodings.items() if name in names}
-        parts.append(ModelPart(f"part{len(parts)}", part, own))
+        parts.append(ModelPart(f"part{len(parts)}", part, own, label_of.get(used[part_index], "")))
     return parts
 
 

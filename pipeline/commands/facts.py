@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from passes.weights.detached import DetachedModel
 
 
+MOST_SIZES: Final = 8
+"""Parts whose sizes are all printed."""
+
+
 def register(app: typer.Typer) -> None:
     add_command(app, "inspect", inspect)
     add_command(app, "split", split)
@@ -118,7 +122,9 @@ def split(
             file.unlink()
         raise
     print_text(str(found))
-    sizes = ", ".join(bytes_text(part.model.nbytes()) for part in found.parts)
+    nbytes = [part.model.nbytes() for part in found.parts]
+    shown = nbytes if len(nbytes) <= MOST_SIZES else (min(nbytes), max(nbytes))
+    sizes = (", " if shown is nbytes else " to ").join(map(bytes_text, shown))
     print_line(f"{plural(len(found.parts), 'part')} ({sizes}) in {out}, with {tools.MANIFEST}")
     print_line(_proof_text("the chain of parts computes what the whole does", found.errors))
 

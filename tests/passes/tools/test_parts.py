@@ -107,6 +107,21 @@ def test_the_manifest_says_what_feeds_what(tmp_path: Path, context: PassContext)
 
 
 @pytest.mark.parametrize(
+    ("way", "labels"),
+    [
+        ({"module": "dec.*"}, ["", "dec.0", ""]),
+        ({"runs_on": {"n_c": False}}, ["taken", "refused", "taken"]),
+        ({"at": ["b"]}, ["", ""]),
+    ],
+)
+def test_a_part_says_what_it_is_for(way: Mapping[str, Any], labels: list[str]) -> None:
+    found = split(branches(), **way, proof=False)
+    assert [part["label"] for part in found.manifest()["parts"]] == labels
+    for part, label in zip(found.parts, labels, strict=True):
+        assert (f"{part.name} ({label})" in str(part)) == bool(label)
+
+
+@pytest.mark.parametrize(
     ("way", "words"),
     [
         ({"at": ["q"]}, "no node makes a value 'q'"),

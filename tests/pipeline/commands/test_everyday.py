@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.cli import app
+from pipeline.commands import facts
 from pipeline.commands.facts import read_size
 from pipeline.commands.view import short_names
 from tests.support.browser import browser
@@ -264,6 +265,13 @@ def test_split_and_merge(model: Path, tmp_path: Path) -> None:
     call("split", model, "-o", tmp_path / "other", "--max-size", "huge", code=2)
     assert "part" in call("split", model, "-o", tmp_path / "small", "--max-size", "9kB")
     call("split", model, "-o", tmp_path / "target", "--target", "coreml")
+
+
+def test_sizes_of_many_parts_are_a_range(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["split", model, "--at", "scores", "--no-proof", "-o"]
+    assert re.search(r"2 parts \([\d.]+ KiB, [\d.]+ KiB\)", call(*words, tmp_path / "a"))
+    monkeypatch.setattr(facts, "MOST_SIZES", 1)
+    assert re.search(r"2 parts \([\d.]+ KiB to [\d.]+ KiB\)", call(*words, tmp_path / "b"))
 
 
 def test_a_split_that_cannot_write_all_parts_leaves_none(model: Path, tmp_path: Path) -> None:
