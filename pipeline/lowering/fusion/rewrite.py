@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble, declarations
-from pipeline.ir.graph import Attr, Graph, Op, Plain, Role, TensorSpec
+from pipeline.ir.graph import Attr, Graph, Op, Plain, Role, TensorSpec, devices_of
 from pipeline.ops.aten import call_attrs, is_call
 
 
@@ -59,6 +59,7 @@ class Rewrite:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._decls = declarations(graph)
+        self._device = next(iter(devices_of(graph)), "cpu")
         self._new: dict[int, list[NewOp]] = {}
         self._is_stored_anew = False
         """Whether a value has other strides than before."""
@@ -72,11 +73,11 @@ class Rewrite:
         return self._decls[vid].spec
 
     def declare(self, name: str, spec: TensorSpec) -> int:
-        """Declare a new value; the name is made unique. Returns its vid."""
+        """Declare a new value, on the device of the graph; the name is made unique. Returns its vid."""
         taken = {decl.name for decl in self._decls}
         while name in taken:
             name += "'"
-        self._decls.append(ValueDecl(name, spec, Role.TMP))
+        self._decls.append(ValueDecl(name, replace(spec, device=self._device), Role.TMP))
         return len(self._decls) - 1
 
     def store(self, vid: int, strides: Sequence[int]) -> None:

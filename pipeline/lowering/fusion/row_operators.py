@@ -9,6 +9,7 @@ from typing import Final, TypeAlias
 from pipeline.ir.graph import Graph, InputRef, Op, TensorSpec
 from pipeline.lowering.fusion.op_patterns import FLOATS, constant_number
 from pipeline.lowering.fusion.rewrite import only_user, producer
+from pipeline.ops.aten.typed import CONVERSIONS
 from pipeline.ops.row_programs import COMPARISONS, INSTRUCTIONS, REDUCTIONS, Computed, Input, Instruction, Operand
 
 LONGEST_ROW: Final = 16384
@@ -177,7 +178,7 @@ def _masked_fill(chain: RowChain, op: Op) -> Operand | None:
 def _cast(chain: RowChain, op: Op) -> Operand | None:
     """A cast between floats: a program computes in float32, and rounds its result alone."""
     source = chain.graph.values[op.inputs[0]].spec.dtype
-    return chain.value(op.inputs[0]) if source in FLOATS and len(op.inputs) == 1 else None
+    return chain.value(op.inputs[0]) if source in FLOATS else None
 
 
 def _softmax(chain: RowChain, op: Op) -> Operand | None:
@@ -303,7 +304,7 @@ TRANSLATIONS: Final[Mapping[str, Translate]] = {
     "aten.pow.Tensor_Tensor": _power,
     "aten.gelu.default": _gelu,
     "aten.clamp.default": _clamp,
-    "aten._to_copy.default": _cast,
+    **dict.fromkeys((*CONVERSIONS, "aten.type_as.default"), _cast),
     "aten.softmax.int": _softmax,
     "aten.layer_norm.default": _layer_norm,
     "aten.rms_norm.default": _rms_norm,

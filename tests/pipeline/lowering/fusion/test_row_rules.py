@@ -1,0 +1,206 @@
+"""Each rule of the pass `rows`, by a call that it is about: what becomes a program, and that its numbers stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional as f
+
+from pipeline.ir import Graph, check
+from pipeline.ir.graph import devices_of, to_device
+from pipeline.lowering.fusion import fuse_rows
+from pipeline.runtime import compile_graph
+from tests.support.torch_programs import Calls, feed_of, graph_of
+
+Function = Callable[..., torch.Tensor]
+
+X, Y = torch.linspace(-2, 3, 24).view(2, 3, 4), torch.linspace(0.1, 2, 24).view(2, 3, 4)
+ROW, COLUMN = torch.tensor([0.5, -1.0, 2.0, 3.0]), torch.tensor([[0.5], [-1.0], [2.0]])
+HALF, WHOLE = X.half(), torch.arange(24).view(2, 3, 4)
+MASK = (torch.arange(24) % 3 == 0).view(2, 3, 4)
+WEIGHT, TWO = torch.tensor([1.0, 2.0, 0.5, -1.0]), torch.tensor([2.0])
+
+
+def programs_of(graph: Graph) -> list[str]:
+    return [str(op.attrs["program"]) for op in graph.ops if op.kind == "RowProgram"]
+
+
+def fused(function: Function, ins: list[torch.Tensor]) -> list[str]:
+    """The programs of `function` after the pass, whose results are those of torch."""
+    graph = graph_of(Calls([function]), ins)
+    after = fuse_rows(graph)
+    check(after)
+    (found,) = compile_graph(after).run(feed_of(graph, ins)).values()
+    expected = function(*ins)
+    # float32: sums of four terms in another order; float16: one rounding in place of several
+    tolerance = 4e-3 if torch.float16 in {operand.dtype for operand in ins} else 1e-5
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+    return programs_of(after)
+
+
+def rotated(x: torch.Tensor, *parts: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """A sum with what the result may be written over, since a row that is rotated is read out of order."""
+    return torch.cat(parts, dim) * 2 + x.roll(1, 0)
+
+
+NORM = "square(i0); mean(v0); add(v1, 0.001); rsqrt(v2); mul(i0, v3)"
+LAYER_NORM = "mean(i0); sub(i0, v0); square(v1); mean(v2); add(v3, 1e-05); rsqrt(v4); mul(v1, v5)"
+SOFTMAX = "amax(v0); sub(v0, v1); exp(v2); sum(v3); div(v3, v4)"
+
+HELD: dict[str, tuple[Function, list[torch.Tensor], str]] = {
+    "a row of the result's shape or less": (lambda x, r: (x + r).exp(), [X, ROW], "add(i0, i1); exp(v0)"),
+    "a column": (lambda x, c: (x * c).exp(), [X, COLUMN], "mul(i0, i1); exp(v0)"),
+    "a number": (lambda x: (3 - x).sin(), [X], "sub(3.0, i0); sin(v0)"),
+    "a constant of one element": (lambda x: (x * TWO).sin(), [X], "mul(i0, 2.0); sin(v0)"),
+    "a truth value as a number": (lambda x: torch.add(x, True).sin(), [X], "add(i0, 1.0); sin(v0)"),
+    "an operand that is read twice": (lambda x: x * x + x, [X], "mul(i0, i0); add(v0, i0)"),
+    "powers": (
+        lambda x: x**2 + x**0.5 + x**-0.5 + x**-1,
+        [Y],
+        "square(i0); sqrt(i0); add(v0, v1); rsqrt(i0); add(v2, v3); reciprocal(i0); add(v4, v5)",
+    ),
+    "a power by a constant": (lambda x: x**TWO + 1, [Y], "square(i0); add(v0, 1.0)"),
+    "both forms of GELU": (
+        lambda x: f.gelu(x) + f.gelu(x, approximate="tanh"),
+        [X],
+        "gelu(i0); gelu_tanh(i0); add(v0, v1)",
+    ),
+    "a clamp whose bounds have changed places": (
+        lambda x: x.clamp(1, -1) * 2,
+        [X],
+        "maximum(i0, 1.0); minimum(v0, -1.0); mul(v1, 2.0)",
+    ),
+    "one bound": (lambda x: x.clamp(max=1) + x.clamp_min(0), [X], "minimum(i0, 1.0); maximum(i0, 0.0); add(v0, v1)"),
+    "what a mask fills": (
+        lambda x, m: (x + 1).masked_fill(m, -2.0),
+        [X, MASK],
+        "add(i0, 1.0); where(i1, -2.0, v0)",
+    ),
+    "a choice by a comparison": (
+        lambda x, y: torch.where(x > y, x, y + 1),
+        [X, Y],
+        "gt(i0, i1); add(i1, 1.0); where(v0, i0, v1)",
+    ),
+    "casts between floats": (
+        lambda x, y: ((x.float() + 1).to(torch.float16) * y.to(x)).type_as(y),
+        [HALF, Y],
+        "add(i0, 1.0); mul(v0, i1)",
+    ),
+    "a softmax that begins with large numbers": (lambda x: (x * 100).softmax(2), [X], f"mul(i0, 100.0); {SOFTMAX}"),
+    "a layer norm alone": (lambda x: f.layer_norm(x, (4,)), [X], LAYER_NORM),
+    "an RMS norm with a weight": (lambda x: f.rms_norm(x, (4,), WEIGHT, 1e-3), [X], f"{NORM}; mul(v4, i1)"),
+    "a mean of rows that are read too": (lambda x: x - (x * 2).mean(2, keepdim=True), [X], ""),
+    "a sum of rows": (lambda x: x / x.sum(-1, keepdim=True), [Y], "sum(i0); div(i0, v0)"),
+}
+"""What a program holds → a function, its operands and the program; empty where the test only looks for one program."""
+
+
+@pytest.mark.parametrize("case", HELD)
+def test_a_program_holds(case: str) -> None:
+    function, ins, program = HELD[case]
+    (found,) = fused(function, ins)
+    assert not program or found == program
+
+
+STAYS: dict[str, tuple[Function, list[torch.Tensor]]] = {
+    "casts alone": (lambda x: x.float().half().float(), [HALF]),
+    "a cast of integers": (lambda x: x.float() + 1, [WHOLE]),
+    "an operand of integers": (lambda x, w: x + w, [X, WHOLE]),
+    "a quotient that is rounded": (lambda x, y: torch.div(x, y, rounding_mode="floor"), [X, Y]),
+    "a power by another number": (lambda x: x**3, [X]),
+    "a clamp by a tensor": (lambda x, r: x.clamp(r, r + 1), [X, ROW]),
+    "a softmax in another dtype": (lambda x: x.softmax(-1, dtype=torch.float64), [X]),
+    "a norm of two axes": (lambda x: f.layer_norm(x, (3, 4)), [X]),
+    "a norm of a long row": (lambda x: f.layer_norm(x, (16385,)), [torch.ones(1, 16385)]),
+    "an RMS norm whose epsilon is that of its dtype": (lambda x: f.rms_norm(x, (4,)), [X]),
+    "a mean in another dtype": (lambda x: x.mean(-1, keepdim=True, dtype=torch.float64), [X]),
+    "halves whose first one is no negation": (
+        lambda x: rotated(x[:, :, :1].expand(2, 3, 4), x[..., 2:], x[..., :2]).sum(),
+        [X],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STAYS)
+def test_no_program_holds(case: str) -> None:
+    assert not [text for text in fused(*STAYS[case]) if "rotate" in text or case[:6] != "halves"]
+
+
+OTHER_ROTATIONS: dict[str, Function] = {
+    "along another axis": lambda x: rotated(x, -x[:, 1:], x[:, :1], dim=1),
+    "of three parts": lambda x: rotated(x, -x[..., 2:], x[..., :1], x[..., 1:2]),
+    "without a sign": lambda x: rotated(x, x[..., 2:] * 1.5, x[..., :2]),
+    "of two tensors": lambda x: rotated(x, -(x * 2)[..., 2:], x[..., :2]),
+    "of other parts": lambda x: rotated(x, -x[..., 1:], x[..., :1]),
+    "in the other order": lambda x: rotated(x, -x[..., :2], x[..., 2:]),
+    "with a step": lambda x: rotated(x, -x[..., ::2], x[..., :2]),
+    "whose second half is another one": lambda x: rotated(x, -x[..., 2:], x[..., 1:3]),
+    "of rows of another length": lambda x: rotated(x, -x.repeat(1, 1, 2)[..., 2:4], x.repeat(1, 1, 2)[..., :2]),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_ROTATIONS)
+def test_what_is_no_rotation(case: str) -> None:
+    assert "rotate" not in "".join(fused(OTHER_ROTATIONS[case], [X]))
+
+
+def test_an_odd_row_has_no_halves_and_an_open_end_is_the_end() -> None:
+    x = torch.linspace(-2, 3, 10).view(2, 5)
+    assert "rotate" not in "".join(fused(lambda x: rotated(x, -x[:, 2:], x[:, :2]), [x]))
+    assert "rotate" in "".join(fused(lambda x: rotated(x, -x[:, 2:100], x[:, :2]), [X[0]]))
+
+
+def test_a_row_is_as_long_as_a_block_and_no_longer() -> None:
+    for size, is_held in ((16384, True), (16385, False)):
+        found = fused(lambda x: (x * 0.5).softmax(-1), [torch.linspace(-1, 1, size).view(1, size)])
+        assert bool(found) is is_held
+        found = fused(lambda x: x / x.square().mean(-1, keepdim=True), [torch.linspace(-1, 1, size).view(1, size)])
+        assert any("mean" in text for text in found) is is_held
+
+
+def test_twelve_operands_are_a_program_and_thirteen_are_left() -> None:
+    def add(*terms: torch.Tensor) -> torch.Tensor:
+        return torch.stack([sum(terms[1:], terms[0])])[0]  # type: ignore[return-value]
+
+    for count in (12, 13):
+        found = fused(add, [X * number for number in range(1, count + 1)])
+        assert max((text.count("add") for text in found), default=0) == 11
+
+
+def test_what_lies_in_another_order_is_computed_where_it_lies() -> None:
+    """Operands of the result's axes are moved, a row stays; a result whose rows lie in pieces has no program."""
+
+    def heads(x: torch.Tensor, y: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+        return ((x.transpose(0, 1) + y.transpose(0, 1)) * r).exp()
+
+    assert fused(heads, [X, Y, ROW]) == ["add(i0, i1); mul(v0, i2); exp(v1)"]
+    three = [torch.linspace(-1, 1, 24).view(2, 3, 4), torch.linspace(0, 1, 24).view(2, 3, 4)]
+    turned = fused(lambda x, y: (x.permute(1, 0, 2) + y.permute(1, 0, 2) + x.new_ones(2, 4)).exp(), three)
+    assert len(turned) < 2
+    assert fused(lambda x, y: (x.transpose(1, 2) + y.transpose(1, 2)).exp(), [X, Y]) == []
+    order = torch.linspace(-1, 1, 120).view(2, 3, 4, 5)
+    assert fused(lambda x, r: (x.permute(2, 0, 1, 3) * r).exp(), [order, torch.ones(5) * 2]) == ["mul(i0, i1); exp(v0)"]
+
+
+def test_values_without_rows_or_elements_have_no_program() -> None:
+    assert fused(lambda x: (x + 1).exp(), [torch.tensor(2.0)]) == []
+    assert fused(lambda x: (x + 1).exp(), [torch.empty(2, 0)]) == []
+
+
+def test_a_program_that_grew_too_long_gives_back_what_it_took() -> None:
+    """At its 65th instruction a program ends at an operand, whose own operands are none of the program's."""
+
+    def chain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for _ in range(62):
+            x = x.sin()
+        return (x + y.cos().softmax(-1)) * 2
+
+    found = fused(chain, [X, Y])
+    assert max(text.count(";") + 1 for text in found) <= 64
+
+
+def test_what_is_declared_anew_lies_where_the_graph_does() -> None:
+    graph = graph_of(Calls([lambda x, y: ((x.transpose(0, 1) + y.transpose(0, 1)) * 2).exp()]), [X, Y])
+    assert devices_of(fuse_rows(to_device(graph, "cuda:0"))) == ("cuda:0",)
