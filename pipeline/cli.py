@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, Final, Literal, NoReturn, get_args, get_origin
 
 import typer
@@ -301,12 +303,34 @@ def options(
 
 def main() -> None:
     """Run the command line; turn errors into one message and an exit code."""
-    with _without_end(), open_streams() as output:
+    with _stopped_by_sigterm(), _without_end(), open_streams() as output:
         code = _exit_code()
         if output.loss:
             _complain(f"standard output cannot be written: {output.loss}; what was not printed is lost")
             code = UsageError.exit_code
     sys.exit(code)
+
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM stop the command as Ctrl-C does, so that no temporary folder with weights is left."""
+    process = os.getpid()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        handler = signal.getsignal(signal.SIGINT)
+        if os.getpid() != process:  # a fork, such as a worker of a DataLoader
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        elif callable(handler):
+            handler(signal.SIGINT, frame)
+        else:  # a shell starts background jobs with Ctrl-C ignored
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
