@@ -35,8 +35,8 @@ from passes.weights.files import write_file, write_model
 MANIFEST: Final = "manifest.json"
 
 
-class ModelResult(TableResult):
-    """A result that is one model."""
+class WritableModel:
+    """What `model` holds, as a file or a message."""
 
     __slots__ = ()
 
@@ -60,7 +60,7 @@ class ModelResult(TableResult):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ModelPart(ModelResult):
+class ModelPart(TableResult, WritableModel):
     """One part of a model: its name, what it takes and gives, and the values of these names in `model`.
 
     `label` is the torch module of the part, or `taken` or `refused` by a target; empty where the way of the split says
@@ -301,7 +301,7 @@ def _cut_parts(
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class MergedModel(ModelResult):
+class MergedModel(TableResult, WritableModel):
     """Two models as one, the errors of its outputs against the two one after the other, and the encodings of both."""
 
     model: DetachedModel
