@@ -266,10 +266,6 @@ class StreamDevice(Device):
         """Wait until everything that was launched is done; no thread records meanwhile."""
 
     @abstractmethod
-    def standing_in(self, generator: torch.Generator) -> AbstractContextManager[None]:
-        """A context in which torch draws from `generator` for its default generator, from where that one is."""
-
-    @abstractmethod
     def capture_into(
         self, pool: object, generators: Sequence[torch.Generator]
     ) -> AbstractContextManager[RecordedGraph]:
@@ -282,15 +278,15 @@ class StreamDevice(Device):
     def record(
         self, launches: Launches, pool: object, generators: Sequence[torch.Generator], *, draws: bool = False
     ) -> RecordedGraph:
-        at, own = -1, self.generator(0)
+        at, own, default = -1, self.generator(0), self.default_generator
         try:
             # CUDA refuses to destroy a graph while the same thread records another, and torch 2.9 collects none before
-            with RECORDING, pause_collector(), self.standing_in(own), self.capture_into(pool, generators) as graph:
+            with RECORDING, pause_collector(), standing_in(own, default), self.capture_into(pool, generators) as graph:
                 for at, launch in enumerate(launches):  # noqa: B007 - read where a launch fails
                     launch()
         except launch_errors() as error:
             raise GraphFailure(max(at, 0), error) from error
-        return DrawingGraph(graph.replay, own, self.default_generator) if draws else graph
+        return DrawingGraph(graph.replay, own, default) if draws else graph
 
 
 class CudaDevice(StreamDevice):
@@ -358,9 +354,6 @@ class CudaDevice(StreamDevice):
 
     def is_recording(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
-
-    def standing_in(self, generator: torch.Generator) -> AbstractContextManager[None]:
-        return standing_in(generator, self.default_generator)
 
     @contextmanager
     def capture_into(self, pool: object, generators: Sequence[torch.Generator]) -> Iterator[RecordedGraph]:

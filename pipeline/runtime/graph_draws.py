@@ -29,15 +29,24 @@ class DrawingGraph:
 
     def replay(self) -> None:
         with RECORDING:
-            self._own.set_state(self._default.get_state())
+            follow(self._own, self._default)
             self._replay()
-            self._default.set_state(self._own.get_state())
+            follow(self._default, self._own)
+
+
+def follow(generator: torch.Generator, other: torch.Generator) -> None:
+    """Let `generator` draw what `other` would draw next: a generator of CUDA is a seed and an offset, and to copy its
+    state instead would be most of our own time of a replay."""
+    seed = other.initial_seed()
+    if generator.initial_seed() != seed:
+        generator.manual_seed(seed)
+    generator.set_offset(other.get_offset())
 
 
 @contextmanager
 def standing_in(own: torch.Generator, default: torch.Generator) -> Iterator[None]:
-    """Inside, torch draws from `own` for its default generator of a CUDA device, and a graph whose capture begins knows
-    `own` in its place."""
+    """Inside, torch draws from `own` for `default`, its default generator of a device, and a graph whose capture begins
+    knows `own` in its place."""
     before = default.graphsafe_get_state()
     own.set_state(default.get_state())
     default.graphsafe_set_state(own)

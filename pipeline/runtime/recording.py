@@ -26,7 +26,15 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipeline.runtime.devices import CUDA_ALIGNMENT, LateValue, StreamDevice, StreamOrder
-from pipeline.runtime.recording_memory import DeviceBlock, DeviceMemory, Pool, RandomMemory, RecordedCall, writes_of
+from pipeline.runtime.recording_memory import (
+    DefaultGenerator,
+    DeviceBlock,
+    DeviceGenerator,
+    DeviceMemory,
+    Pool,
+    RecordedCall,
+    writes_of,
+)
 from pipeline.runtime.torch_state import DispatchGuard, make_guard
 
 Clock = Counter[int]
@@ -65,7 +73,7 @@ class RecordingDevice(StreamDevice):
         """Streams of warm-ups."""
         self._captures = list[GraphRecord]()
         """The captures that have begun and not ended, of all threads."""
-        self.random = RandomMemory(torch.default_generator)  # of the graphs that are recorded now
+        self._default_generator = DefaultGenerator()
         self.synchronizations = 0
         """How often the host waited for the device, also for a number that it reads, and for a copy between the two."""
 
@@ -106,7 +114,11 @@ class RecordingDevice(StreamDevice):
         self._clocks.clear()
 
     def generator(self, seed: int) -> torch.Generator:
-        return torch.Generator("cpu").manual_seed(seed)
+        return DeviceGenerator().manual_seed(seed)
+
+    @property
+    def default_generator(self) -> DefaultGenerator:
+        return self._default_generator
 
     def scope(self) -> AbstractContextManager[object]:
         return DeviceMode(self)
@@ -156,14 +168,6 @@ class RecordingDevice(StreamDevice):
         if self.thread.capture is not None:
             self.thread.capture.broken_by = "a graph was destroyed"
         self.memory.drop(pool)
-
-    @contextmanager
-    def standing_in(self, generator: torch.Generator) -> Iterator[None]:
-        before, self.random = self.random, RandomMemory(generator)
-        try:
-            yield
-        finally:
-            self.random = before
 
     @contextmanager
     def capture_into(self, pool: object, generators: Sequence[torch.Generator]) -> Iterator[GraphRecord]:
@@ -310,7 +314,7 @@ class GraphRecord:
     def __init__(self, device: RecordingDevice, pool: Pool, generators: Sequence[torch.Generator]) -> None:
         self._device, self.pool = device, pool
         self.generators = {generator._cdata for generator in generators}  # type: ignore[attr-defined]
-        self._random = device.random
+        self._random = device.default_generator.memory
         self._calls: list[RecordedCall] = []
         self._before = dict[int, tuple[DeviceBlock, bytes]]()
         """By first byte, the blocks that recorded launches wrote to, as they were."""

@@ -42,6 +42,45 @@ class DeviceBlock:
     read: dict[int, int] = field(default_factory=dict)
 
 
+class DeviceGenerator(torch.Generator):
+    """A generator that has an offset, as one of CUDA: all of its state as one number."""
+
+    def get_offset(self) -> int:
+        return int.from_bytes(self.get_state().numpy().tobytes(), "little")
+
+    def set_offset(self, offset: int) -> torch.Generator:
+        state = bytearray(offset.to_bytes(self.get_state().nbytes, "little"))
+        return self.set_state(torch.frombuffer(state, dtype=torch.uint8))
+
+
+class DefaultGenerator(DeviceGenerator):
+    """torch's default generator, in whose place another one may stand, as for CUDA's."""
+
+    def __init__(self) -> None:
+        self.memory = RandomMemory(torch.Generator())
+        """Of the graphs that are recorded now; its generator has what is drawn next while another one stands here."""
+
+    def get_state(self) -> torch.Tensor:
+        return torch.default_generator.get_state()
+
+    def set_state(self, new_state: torch.Tensor) -> torch.Generator:
+        return torch.default_generator.set_state(new_state)
+
+    def initial_seed(self) -> int:
+        return torch.default_generator.initial_seed()
+
+    def manual_seed(self, seed: int) -> torch.Generator:
+        return torch.default_generator.manual_seed(seed)
+
+    def graphsafe_get_state(self) -> Any:
+        return self.memory
+
+    def graphsafe_set_state(self, state: Any) -> torch.Generator:
+        self.memory.generator.set_state(self.get_state())
+        self.memory = RandomMemory(state) if isinstance(state, torch.Generator) else state
+        return self.set_state(self.memory.generator.get_state())
+
+
 @dataclass(eq=False)
 class RandomMemory:
     """Where the graphs that know a generator find its seed and its offset: each replay writes them anew."""
@@ -59,8 +98,7 @@ class RandomMemory:
             yield
         finally:
             own.set_state(default.get_state())
-            if own is not default:
-                default.set_state(before)
+            default.set_state(before)
 
 
 @dataclass(frozen=True, slots=True)

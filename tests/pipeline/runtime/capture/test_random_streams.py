@@ -54,9 +54,35 @@ def test_replays_on_two_streams_draw_in_turn_what_eager_torch_draws(device: Reco
     assert torch.equal(rest, torch.rand(3))
 
 
-def test_a_replay_that_draws_waits_for_a_thread_that_records() -> None:
+def test_a_seed_that_comes_while_a_graph_is_recorded_is_that_of_the_default_generator(device: RecordingDevice) -> None:
+    """Another generator stands there meanwhile, and takes the seed."""
+    torch.manual_seed(5)
+    device.record([lambda: torch.manual_seed(7)], device.new_pool(), ())
+    drawn = torch.rand(3)
+    torch.manual_seed(7)
+    assert torch.equal(drawn, torch.rand(3))
+
+
+def test_a_graph_that_draws_follows_another_seed_and_goes_on_where_others_have_drawn(device: RecordingDevice) -> None:
+    program, feed = dropping(device)
+    program.capture(feed)
+    torch.manual_seed(5)
+    first = drawn(program, feed)
+    torch.rand(3)
+    second = drawn(program, feed)
+    torch.manual_seed(6)
+    third = drawn(program, feed)
+    torch.manual_seed(5)
+    assert torch.equal(first, dropout(ONES, 0.5))
+    torch.rand(3)
+    assert torch.equal(second, dropout(ONES, 0.5))
+    torch.manual_seed(6)
+    assert torch.equal(third, dropout(ONES, 0.5))
+
+
+def test_a_replay_that_draws_waits_for_a_thread_that_records(device: RecordingDevice) -> None:
     """The generator of that record stands for the default one meanwhile."""
-    graph = DrawingGraph(lambda: None, torch.Generator(), torch.Generator())
+    graph = DrawingGraph(lambda: None, device.generator(0), device.generator(1))
     with ThreadPoolExecutor(1) as pool, recording_elsewhere():
         late = pool.submit(graph.replay)
         with pytest.raises(TimeoutError):
