@@ -26,15 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipeline.runtime.devices import CUDA_ALIGNMENT, LateValue, StreamDevice, StreamOrder
-from pipeline.runtime.recording_memory import (
-    DefaultGenerator,
-    DeviceBlock,
-    DeviceGenerator,
-    DeviceMemory,
-    Pool,
-    RecordedCall,
-    writes_of,
-)
+from pipeline.runtime.recording_memory import DeviceBlock, DeviceGenerator, DeviceMemory, Pool, RecordedCall, writes_of
 from pipeline.runtime.torch_state import DispatchGuard, make_guard
 
 Clock = Counter[int]
@@ -73,7 +65,6 @@ class RecordingDevice(StreamDevice):
         """Streams of warm-ups."""
         self._captures = list[GraphRecord]()
         """The captures that have begun and not ended, of all threads."""
-        self._default_generator = DefaultGenerator()
         self.synchronizations = 0
         """How often the host waited for the device, also for a number that it reads, and for a copy between the two."""
 
@@ -117,8 +108,8 @@ class RecordingDevice(StreamDevice):
         return DeviceGenerator().manual_seed(seed)
 
     @property
-    def default_generator(self) -> DefaultGenerator:
-        return self._default_generator
+    def default_generator(self) -> torch.Generator:
+        return self.memory.default_generator
 
     def scope(self) -> AbstractContextManager[object]:
         return DeviceMode(self)
@@ -314,7 +305,7 @@ class GraphRecord:
     def __init__(self, device: RecordingDevice, pool: Pool, generators: Sequence[torch.Generator]) -> None:
         self._device, self.pool = device, pool
         self.generators = {generator._cdata for generator in generators}  # type: ignore[attr-defined]
-        self._random = device.default_generator.memory
+        self._random = device.memory.default_generator.memory
         self._calls: list[RecordedCall] = []
         self._before = dict[int, tuple[DeviceBlock, bytes]]()
         """By first byte, the blocks that recorded launches wrote to, as they were."""

@@ -117,7 +117,7 @@ class DeviceMemory:
     """Blocks by their first byte, live ones and freed ones, until another block takes their place."""
 
     def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
+        self.nbytes, self.default_generator = nbytes, DefaultGenerator()
         unaligned = np.empty(nbytes + CUDA_ALIGNMENT, np.uint8)
         skipped = -unaligned.ctypes.data % CUDA_ALIGNMENT
         self._bytes = unaligned[skipped : skipped + nbytes]

@@ -56,7 +56,7 @@ def _find_norm(graph: Graph, op: Op) -> RootMeanSquare | None:
 
 def _factors(graph: Graph, op: Op) -> Iterator[tuple[int, int]]:
     """x and s for each way to read `op` as x * 1 / sqrt(s)."""
-    if op.kind == "aten.div.Tensor" and len(op.inputs) == 2 and op.attrs.get("rounding_mode") is None:
+    if op.kind == "aten.div.Tensor" and len(op.inputs) == 2:
         divisor = _only_producer(graph, op.inputs[1])
         if divisor is not None and divisor.kind == "aten.sqrt.default":
             yield op.inputs[0], divisor.inputs[0]

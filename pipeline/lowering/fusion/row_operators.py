@@ -56,7 +56,7 @@ class RowChain:
         A result of bool is that of a comparison: other operators on bools do what no instruction on 0 and 1 does, such
         as `add`, whose result is at most 1.
         """
-        if op.kind not in self.translations or len(op.outputs) != 1:
+        if op.kind not in self.translations:
             return False
         spec = self.graph.values[op.outputs[0]].spec
         shapes = (self.space.shape, (*self.space.shape[:-1], 1))
@@ -87,13 +87,8 @@ class RowChain:
         return self.operand(vid)
 
     def operand(self, vid: int) -> Operand | None:
-        """A value that is computed outside of the program."""
-        spec = self.graph.values[vid].spec
-        padded = (1,) * (self.space.rank - spec.rank) + tuple(spec.shape)
-        fits = len(padded) == self.space.rank and all(
-            size in (1, wanted) for size, wanted in zip(padded, self.space.shape, strict=True)
-        )
-        if not fits or (spec.dtype not in FLOATS and spec.dtype != "bool"):
+        """A value that is computed outside of the program, and that torch would spread to the shape of the space."""
+        if self.graph.values[vid].spec.dtype not in {*FLOATS, "bool"}:
             return None
         if vid not in self.inputs:
             self.inputs.append(vid)
@@ -121,7 +116,7 @@ def _elementwise(name: str, *arguments: str) -> Translate:
     """One instruction on these arguments of the operator."""
 
     def translate(chain: RowChain, op: Op) -> Operand | None:
-        if op.attrs.get("alpha", 1) != 1 or op.attrs.get("rounding_mode") is not None:
+        if op.attrs.get("alpha", 1) != 1:
             return None
         operands = [chain.read(op, argument) for argument in arguments]
         found = [operand for operand in operands if operand is not None]
@@ -163,9 +158,9 @@ def _gelu(chain: RowChain, op: Op) -> Operand | None:
 def _clamp(chain: RowChain, op: Op) -> Operand | None:
     x = chain.read(op, "self")
     for name, bound in (("maximum", op.attrs.get("min")), ("minimum", op.attrs.get("max"))):
-        if isinstance(bound, InputRef) or x is None:
+        if x is None or not isinstance(bound, int | float | None):
             return None
-        if isinstance(bound, int | float):
+        if bound is not None:
             x = chain.call(name, x, float(bound))
     return x
 
@@ -182,10 +177,9 @@ def _cast(chain: RowChain, op: Op) -> Operand | None:
 
 
 def _softmax(chain: RowChain, op: Op) -> Operand | None:
+    """Also where it has a dtype, of which `RowChain` takes floats alone: a program computes in float32 in any case."""
     is_row = chain.has_short_rows and chain.is_last(op.attrs.get("dim")) and chain.has_whole_rows(op.outputs[0])
-    if not is_row or op.attrs.get("dtype") is not None:
-        return None
-    x = chain.read(op, "self")
+    x = chain.read(op, "self") if is_row else None
     if x is None:
         return None
     powers = chain.call("exp", chain.call("sub", x, chain.call("amax", x)))
@@ -193,11 +187,11 @@ def _softmax(chain: RowChain, op: Op) -> Operand | None:
 
 
 def _layer_norm(chain: RowChain, op: Op) -> Operand | None:
-    x, epsilon = _read_normalized(chain, op), op.attrs.get("eps", 1e-5)
-    if x is None or not isinstance(epsilon, int | float):
+    x = _read_normalized(chain, op)
+    if x is None:
         return None
-    centred = chain.call("sub", x, chain.call("mean", x))
-    return _scale(chain, op, centred, float(epsilon), ("mul", "weight"), ("add", "bias"))
+    centred, epsilon = chain.call("sub", x, chain.call("mean", x)), float(op.attrs.get("eps", 1e-5))  # type: ignore[arg-type]
+    return _scale(chain, op, centred, epsilon, ("mul", "weight"), ("add", "bias"))
 
 
 def _rms_norm(chain: RowChain, op: Op) -> Operand | None:
@@ -230,13 +224,11 @@ def _scale(chain: RowChain, op: Op, x: Operand, epsilon: float, *after: tuple[st
 
 
 def _reduction(name: str) -> Translate:
-    """An element for each row."""
+    """An element for each row: the result keeps the axis, since it has one element there (see `RowChain`)."""
 
     def translate(chain: RowChain, op: Op) -> Operand | None:
-        dims = op.attrs.get("dim")
-        is_row = isinstance(dims, tuple) and len(dims) == 1 and chain.is_last(dims[0])
-        keeps = op.attrs.get("keepdim") is True and op.attrs.get("dtype") is None
-        if not (is_row and keeps and chain.has_short_rows and chain.has_whole_rows(op.inputs[0])):
+        is_row = op.attrs.get("dim") in ((-1,), (chain.space.rank - 1,))
+        if not (is_row and chain.has_short_rows and chain.has_whole_rows(op.inputs[0])):
             return None
         x = chain.value(op.inputs[0])
         return None if x is None else chain.call(name, x)
@@ -252,7 +244,7 @@ def _rotation(chain: RowChain, op: Op) -> Operand | None:
     if negated is None or second is None or negated.kind != "aten.neg.default":
         return None
     first, half = producer(chain.graph, negated.inputs[0]), chain.space.sizes[-1] // 2
-    if first is None or first.inputs[:1] != second.inputs[:1] or chain.space.sizes[-1] % 2:
+    if first is None or first.inputs[:1] != second.inputs[:1]:
         return None
     if _slice_of_rows(chain, negated.inputs[0]) != (half, 2 * half) or _slice_of_rows(chain, op.inputs[1]) != (0, half):
         return None
@@ -261,14 +253,13 @@ def _rotation(chain: RowChain, op: Op) -> Operand | None:
 
 
 def _slice_of_rows(chain: RowChain, vid: int) -> tuple[int, int] | None:
-    """(first, end) of a part of the last axis: a slice with step 1, or a piece."""
+    """(first, end) of a slice or a piece. Its axis is the last one, and its step is 1, where two halves of an operand
+    have the shape of the operand together."""
     size, op = chain.space.sizes[-1], producer(chain.graph, vid)
-    if op is None or op.attrs.get("dim", 0) not in (-1, chain.space.rank - 1):
-        return None
-    if op.kind in PIECES:
+    if op is not None and op.kind in PIECES:
         lengths = [chain.graph.values[piece].spec.sizes[-1] for piece in op.outputs[: op.outputs.index(vid) + 1]]
         return sum(lengths[:-1]), sum(lengths)
-    if op.kind != "aten.slice.Tensor" or op.attrs.get("step", 1) != 1:
+    if op is None or op.kind != "aten.slice.Tensor":
         return None
     start, end = op.attrs.get("start") or 0, op.attrs.get("end")
     end = size if end is None else end

@@ -44,7 +44,7 @@ NORMS: Final = ("aten.layer_norm.default", "aten.rms_norm.default")
 
 def _can_end(graph: Graph, op: Op) -> bool:
     """Whether the result of `op` can be that of a program: rows lie in one piece, in a dtype of `FLOATS`."""
-    if op.kind not in TRANSLATIONS or len(op.outputs) != 1:
+    if op.kind not in TRANSLATIONS:
         return False
     value = graph.values[op.outputs[0]]
     is_stored = value.spec.is_static and value.spec.rank > 0 and value.spec.numel > 0
