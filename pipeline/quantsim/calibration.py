@@ -17,7 +17,7 @@ from passes.weights.detached import DetachedModel
 from passes.weights.files import replace_when_done
 from pipeline.config.quantsim import DEFAULT_PERCENTILE, CalibrationConfig
 from pipeline.errors import InternalError, UsageError
-from pipeline.quantsim.encodings import Range
+from pipeline.quantsim.encodings import Range, check_stored
 from pipeline.quantsim.histograms import (
     FiniteHistogramCollector,
     Histogram,
@@ -243,6 +243,8 @@ def group_ranges(measured: MeasuredRanges, placement: Placement, model: Detached
             found[group] = reduce(hull, limits)
         else:
             found[group] = least_error_range(histograms, formats[group]) if histograms else NO_NUMBERS
+        if not np.isfinite(found[group]).all():
+            check_stored(model, placement)
         check_finite(group, *found[group])
     for group, limits in _ranges_of_constants(model, placement).items():
         found[group] = hull(found.get(group), limits)  # a Concat of a constant and a computed tensor has one range

@@ -84,6 +84,18 @@ def encode(
     return encodings
 
 
+def check_stored(model: DetachedModel, placement: Placement) -> None:
+    """Refuse a weight or a bias that holds infinity or NaN by its own name: what it makes is infinite or NaN too.
+
+    Raises:
+        UsageError: as of `encode`.
+    """
+    for placed in placement.quantized_sites():
+        if placed.site.role in ("weight", "bias"):
+            array = model.array(model.index.initializers[placed.site.tensor])
+            _check_numbers(placed.site.tensor, array, "weights" if placed.site.role == "weight" else "activations")
+
+
 def _check_numbers(tensor: str, array: np.ndarray, kind: str) -> None:
     if not np.isfinite([array.min(), array.max()]).all():
         raise UsageError(

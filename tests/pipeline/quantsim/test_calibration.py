@@ -346,6 +346,15 @@ def test_an_infinite_tensor_is_named() -> None:
         calibrate(model, placement, [{"x": np.array([0, 1], np.float32)}])
 
 
+@pytest.mark.parametrize(("stored", "place_in_it"), [("w", (1, 0)), ("b", 1)])
+def test_a_weight_or_bias_that_makes_a_tensor_nan_is_named_in_place_of_the_tensor(stored: str, place_in_it) -> None:
+    weights = {"w": np.ones((2, 2), np.float32), "b": np.ones(2, np.float32)}
+    weights[stored][place_in_it] = np.nan
+    model = model_of("g (float[1, 2] x) => (float[1, 2] y) { y = Gemm (x, w, b) }", **weights)
+    with pytest.raises(UsageError, match=f"the stored tensor '{stored}' holds infinity or NaN"):
+        calibrate(model, place(model, [rule("op:*", "int8", "uint8")]), [{"x": np.ones((1, 2), np.float32)}])
+
+
 def test_no_samples_are_refused() -> None:
     model = mlp()
     with pytest.raises(UsageError, match="the data has no samples"):
