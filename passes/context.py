@@ -23,6 +23,8 @@ from passes.worker.platforms import check_limits
 USER_CODE: Final = ("passes.recipe.user_code",)
 """What the worker for passes of the user's imports before it forks."""
 
+BY_STRUCTURE: Final = "prove by structure alone: --proof structure (proof='structure', verify.proof: structure)"
+
 PROOF_S: Final = 600.0
 """Seconds for one proof, where a pass has less: the model itself may take that long."""
 
@@ -41,6 +43,8 @@ class PassContext:
     spill: WeightFile = field(init=False)
     cache: dict[str, Any] = field(default_factory=dict)
     """What a step leaves for the steps after it, under the name of its library; and the source of `draws`."""
+    run_advice: str = BY_STRUCTURE
+    """What messages advise where nothing can run the model; empty where no option helps."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "spill", WeightFile(self.folder))

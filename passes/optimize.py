@@ -215,7 +215,7 @@ class _Stages:
         """The inputs for the proof of a step that no other step comes before: `feeds`, or else draws."""
         if feeds or self.proof == STRUCTURE:
             return ModelInputs(model, self.context, feeds if self.proof != STRUCTURE else ())
-        return ModelInputs(model, self.context, plan=plan_draws(model, sizes=self.sizes))
+        return ModelInputs(model, self.context, plan=plan_draws(model, self.sizes, advice=self.context.run_advice))
 
     def _stage(
         self,
@@ -370,7 +370,7 @@ def _choose_prover(
 
     if feeds:
         return NumericProver.of_itself(feeds, context)
-    return NumericProver.of_plan(plan_draws(model, sizes=sizes, inputs=inputs), context)
+    return NumericProver.of_plan(plan_draws(model, sizes, inputs, context.run_advice), context)
 
 
 def open_dims(model: onnx.ModelProto) -> tuple[str, ...]:
@@ -394,16 +394,15 @@ def second_sizes(names: Sequence[str]) -> tuple[Mapping[str, int], ...]:
 
 
 def plan_draws(
-    model: DetachedModel,
-    sizes: Sequence[int] = FURTHER_SIZES,
-    inputs: onnx.ModelProto | None = None,
+    model: DetachedModel, sizes: Sequence[int] = FURTHER_SIZES, inputs: onnx.ModelProto | None = None, advice: str = ""
 ) -> DrawPlan:
     """The draws to try on a model that is its own reference.
 
     Args:
         model: the reference.
-        sizes: sizes to draw open dims as, in addition to the first size and the size after the first.
+        sizes: to draw open dims as, in addition to the first size and the size after it.
         inputs: a model with the inputs to draw, where other dims of them are fixed than in `model`.
+        advice: of the error, such as `run_advice` of the PassContext.
 
     Raises:
         ModelError: an input is no tensor.
@@ -411,7 +410,7 @@ def plan_draws(
     infos = required_inputs((inputs or model.proto).graph)
     names = open_dims(inputs or model.proto)
     plan = DrawPlan(
-        tuple(map(_input_to_draw, infos)),
+        tuple(_input_to_draw(info, advice) for info in infos),
         (dict.fromkeys(names, FIRST_SIZE),),
         second_sizes(names),
         tuple(dict.fromkeys(sizes)),
@@ -430,12 +429,11 @@ def draw_feeds(model: DetachedModel, seed: int, *, sizes: Mapping[str, int] | No
     return DrawPlan(tuple(map(_input_to_draw, required_inputs(model.proto.graph))), ()).feeds(draw)
 
 
-def _input_to_draw(info: onnx.ValueInfoProto) -> DrawnInput:
+def _input_to_draw(info: onnx.ValueInfoProto, advice: str = "") -> DrawnInput:
     if info.type.WhichOneof("value") != "tensor_type":
         raise ModelError(
-            f"input {info.name!r} has the type {format_type(info)}, and inputs are drawn for tensors only; give "
-            "`feeds` in Python, or compare no values: --proof structure (proof='structure'), --no-proof of split and "
-            "merge, --structure-only of diff"
+            f"input {info.name!r} has the type {format_type(info)}, and inputs are drawn for tensors only"
+            f"{advice and f'; {advice}'}"
         )
     dtype = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type).name
     low, high = (-1.0, 1.0) if "float" in dtype else (0.0, 2.0)

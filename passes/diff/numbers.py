@@ -79,7 +79,13 @@ class DrawnInputs:
     feeds: Mapping[str, np.ndarray]
 
 
-def draw_inputs(matched: ModelMatching, context: PassContext, most: int | None = None) -> list[DrawnInputs]:
+LATER: Final = "let both models begin after it: onnxline extract MODEL -o OUT --from VALUE --proof structure"
+"""What helps where an input is no tensor."""
+
+
+def draw_inputs(
+    matched: ModelMatching, context: PassContext, most: int | None = None, advice: str = LATER
+) -> list[DrawnInputs]:
     """The draws of a proof (`passes.optimize.plan_draws`) on which the first model runs.
 
     A dim that is open in the first model and fixed in the second one gets the fixed size.
@@ -88,12 +94,13 @@ def draw_inputs(matched: ModelMatching, context: PassContext, most: int | None =
         matched: the two models.
         context: whose proof worker runs the first model.
         most: how many draws to return; None for all.
+        advice: of the error.
 
     Raises:
         ModelError: an input is no tensor.
         StepFailed: the first model does not run.
     """
-    plan = plan_draws(matched.before, inputs=_with_fixed_dims(matched))
+    plan = plan_draws(matched.before, inputs=_with_fixed_dims(matched), advice=advice)
     chosen, _ = choose_in_worker(matched.before, plan, context)
     return [DrawnInputs(choice.draw.label, choice.feeds) for choice in chosen[:most]]
 

@@ -245,7 +245,7 @@ class WorkerPool:
             worker.timeout_s = timeout_s
         try:
             with tempfile.TemporaryDirectory(prefix="onnxline-") as folder:
-                yield PassContext(pair[0], Path(folder), pair[1])
+                yield PassContext(pair[0], Path(folder), pair[1], run_advice="")
         finally:
             with self._lock:
                 keeps = self._open

@@ -31,13 +31,13 @@ from passes.proof.noise import FixedNoise
 from passes.proof.numbers import Errors, Tolerance
 from passes.proof.precision import Precisions, computed_types
 from passes.proof.prover import (
-    HOLDS_NAN,
     NOTHING,
-    RANDOM,
     Measurement,
     Reference,
     Sensitivity,
     describe_failure,
+    describe_nan,
+    describe_random,
     ranges_of,
     worst_errors,
 )
@@ -131,7 +131,7 @@ class NumericProver:
         self._judge_by({name: run.types[name] for name in (*run.outputs, *run.inner) if name in run.types})
         own, left = run.random_outputs(self._client.criteria.computed_in)
         if len(left) == len(run.outputs) > 0:
-            raise ModelError(RANDOM.format(", ".join(map(repr, run.outputs))))
+            raise ModelError(describe_random(run.outputs, self._context.run_advice))
         if left:
             shown = ", ".join(map(repr, left))
             self._skipped = (*self._skipped, f"not compared: {shown} (random values; shape and dtype are compared)")
@@ -159,7 +159,7 @@ class NumericProver:
                 self._plan, self._skipped = self._plan.reduce_to_needed(), (BROUGHT_DOWN.format(failure),)
                 answered = self._run_exported(run)()
         except StepFailed as failure:
-            raise ModelError(describe_failure(failure)) from failure
+            raise ModelError(describe_failure(failure, self._context.run_advice)) from failure
         self._record_exported(run, answered)
         self._answer = None
 
@@ -294,7 +294,7 @@ class NumericProver:
         self._client.note(answer, run.own_outputs, run.inner, hold)
         broken = self._client.has_nan()
         if broken:
-            raise ModelError(HOLDS_NAN.format(broken))
+            raise ModelError(describe_nan(broken, self._context.run_advice))
         self._readings = answer.readings
         self._tables = TableCheck(run.model, tables_of(run.gauges, answer.readings, run.model, run.digests))
         self._record(run.model, run.digests, answer, run.inner)

@@ -221,32 +221,41 @@ class StructureProver:
         return Coverage()
 
 
-def describe_failure(failure: StepFailed) -> str:
+def describe_failure(failure: StepFailed, run_advice: str) -> str:
     """The sentence on a reference that does not run, with what to do."""
-    return f"the model does not run as it is: {failure}{advice_on(failure)}"
+    return f"the model does not run as it is: {failure}{advice_on(failure, run_advice)}"
 
 
-def advice_on(failure: StepFailed) -> str:
-    """What to do about a model that does not run as it is; a proof by structure infers shapes too."""
+def advice_on(failure: StepFailed, run_advice: str) -> str:
+    """What to do about a model that does not run as it is; a proof by structure infers shapes too.
+
+    Args:
+        failure: of the run.
+        run_advice: that of the PassContext.
+    """
     if isinstance(failure, InferenceStopped):
         return ""
-    return SPACE if REFUSED in str(failure) else STRUCTURE_ONLY
+    return SPACE if REFUSED in str(failure) else f"; if nothing here can run it, {run_advice}" * bool(run_advice)
+
+
+def describe_random(outputs: Iterable[str], run_advice: str) -> str:
+    """The sentence where nothing could be compared."""
+    return (
+        f"every output of the model depends on random values that cannot be fixed ({', '.join(map(repr, outputs))}), "
+        f"so nothing can be compared; make the noise an input, or take opset 11 or later{_or(run_advice)}"
+    )
+
+
+def describe_nan(output: str, run_advice: str) -> str:
+    """The sentence where the reference holds NaN."""
+    return (
+        f"output {output!r} of the reference holds NaN, so nothing can be compared with it; check the weights and the "
+        f"input ranges{_or(run_advice)}"
+    )
+
+
+def _or(advice: str) -> str:
+    return f", or {advice}" * bool(advice)
 
 
 SPACE: Final = "; free space in the folder of temporary files, which TMPDIR names, or raise the limits of the process"
-
-STRUCTURE_ONLY: Final = (
-    "; if nothing here can run it, prove by structure alone: --proof structure (proof='structure', "
-    "verify.proof: structure)"
-)
-
-RANDOM: Final = (
-    "every output of the model depends on random values that cannot be fixed ({}), so nothing can be compared; make "
-    "the noise an input, take opset 11 or later, or prove by structure alone (proof: structure)"
-)
-"""The error where nothing could be compared; takes the outputs."""
-
-HOLDS_NAN: Final = (
-    "output {!r} of the reference holds NaN, so nothing can be compared with it; check the weights and the input "
-    "ranges, or prove by structure alone (proof: structure)"
-)

@@ -25,7 +25,7 @@ from passes.proof.draws import Draw, DrawPlan
 from passes.proof.noise import FixedNoise
 from passes.proof.numbers import DRAWN, Errors, compare, least_precise
 from passes.proof.precision import Precisions, computed_types
-from passes.proof.prover import HOLDS_NAN, RANDOM, describe_errors, describe_failure, worst_errors
+from passes.proof.prover import describe_errors, describe_failure, describe_nan, describe_random, worst_errors
 from passes.step import Relation
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, portable
@@ -97,7 +97,7 @@ class ModelInputs:
             try:
                 chosen, _ = choose_in_worker(self.model, self.plan, self.context, random)
             except StepFailed as failure:
-                self.fault = describe_failure(failure)
+                self.fault = describe_failure(failure, self.context.run_advice)
                 raise
             self.known, self.plan = [draw.feeds for draw in chosen], None
         return self.known
@@ -123,7 +123,7 @@ def prove_relation(
     if then is not None:
         types |= {made[name]: dtype for name, dtype in computed_types(then.model, made).items()}
     if relation.outputs and all(types.get(name) == DRAWN for name in relation.outputs.values()):
-        raise ModelError(RANDOM.format(", ".join(map(repr, relation.outputs))))
+        raise ModelError(describe_random(relation.outputs, context.run_advice))
     if relation.judged_as:
         types |= {name: least_precise(types.get(name), relation.judged_as) for name in relation.outputs.values()}
     asked = {
@@ -134,6 +134,7 @@ def prove_relation(
         "rows": relation.rows,
         "then": then and (portable(then.model, context.spill), dict(then.inputs), dict(then.outputs)),
         "computed_in": types,
+        "run_advice": context.run_advice,
     }
     try:
         proof = context.proofs.ask(measure_relation, draws=inputs.plan or list(inputs.known), **asked)
@@ -200,6 +201,7 @@ def measure_relation(
     draws: Sequence[Feeds] | DrawPlan,
     computed_in: Precisions,
     then: tuple[MappedModel, Mapping[str, str], Mapping[str, str]] | None = None,
+    run_advice: str = "",
 ) -> RelationProof:
     """In the proof worker; `then` are the fields of a Continuation."""
     graph, drawn, skipped = before.model().graph, list[Draw](), list[str]()
@@ -218,10 +220,10 @@ def measure_relation(
             known = [{**feeds, **first.run(feeds)} for feeds in draws]
         known = known if then is None else _go_on(known, *then)
     except StepFailed as failure:
-        return RelationProof({}, (), describe_failure(failure))
+        return RelationProof({}, (), describe_failure(failure, run_advice))
     for name in outputs.values():
         if any(values[name].dtype.kind == "f" and np.isnan(values[name]).any() for values in known):
-            return RelationProof({}, (), HOLDS_NAN.format(name))
+            return RelationProof({}, (), describe_nan(name, run_advice))
     second = after.session(may_evaluate=first.is_evaluated)
     if rows is None:
         parts = [([{new: values[old] for new, old in inputs.items()}], [values]) for values in known]

@@ -35,7 +35,7 @@ def prove_chain(
     with nullcontext(context) if context else open_context() as context, limit_runs(context, whole):
         draws: list[Mapping[str, np.ndarray]] = []
         try:
-            draws += [draw.feeds for draw in draw_inputs(match_models(whole, whole), context)]
+            draws += [draw.feeds for draw in draw_inputs(match_models(whole, whole), context, advice=UNPROVEN)]
             errors = context.proofs.ask(
                 measure_chain,
                 whole=portable(whole, context.spill),

@@ -32,11 +32,10 @@ def compare(
     files = [file_of(path) for path in locate_parts((before, after), part)]
     feeds = []
     if data:
-        from pipeline.config import ModelConfig  # with pydantic: 0.1 s
-        from pipeline.export.load import read_onnx_file
+        from pipeline.export.load import read_onnx_file  # with pydantic: 0.1 s
         from pipeline.verify.user_inputs import read_samples
 
-        specs = read_onnx_file(str(files[0]), ModelConfig(onnx=str(files[0]))).inputs
+        specs = read_onnx_file(str(files[0])).inputs
         feeds = [arrays for _, arrays in read_samples(data, specs, "--data")]
     found = compare_models(files[0], files[1], feeds)
     if as_json:

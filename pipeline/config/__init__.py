@@ -2,6 +2,7 @@
 
 from pipeline.config.diffusion import DiffusersConfig
 from pipeline.config.model import DEFAULT_SIZES, CacheConfig, InputConfig, ModelConfig, TransformersConfig
+from pipeline.config.option_names import KEYS, OptionNames
 from pipeline.config.paths import is_hub_name, is_reference, locate, locate_checkpoint, split_factory
 from pipeline.config.quantsim import AimetProfile, CalibrationConfig, FormatsConfig, QuantSimConfig, SuggestConfig
 from pipeline.config.recipe import check_passes, read_recipe, recipe_of_run

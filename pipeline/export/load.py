@@ -66,9 +66,9 @@ def _load(model: ModelConfig, weightless: bool, keep_mode: bool, loaded: LoadedM
     return make_from_factory(model, weightless=weightless, keep_mode=keep_mode)
 
 
-def read_onnx_file(text: str, model: ModelConfig, opened: ModelProto | None = None) -> OnnxSource:
-    """Check that the file is complete, and make its input specs from its declarations and `model.inputs`; `opened` is
-    the model in it, where somebody has read it.
+def read_onnx_file(text: str, model: ModelConfig | None = None, opened: ModelProto | None = None) -> OnnxSource:
+    """Check that the file is complete, and make its input specs from its declarations and `model.inputs`, where there
+    is a configuration; `opened` is the model in it, where somebody has read it.
 
     Raises:
         SourceError: the file is broken, its external data is missing, or a dim has neither size nor name.
@@ -82,11 +82,13 @@ def read_onnx_file(text: str, model: ModelConfig, opened: ModelProto | None = No
     return describe_onnx(proto, path, model)
 
 
-def describe_onnx(proto: ModelProto, path: Path, model: ModelConfig, opened: DetachedModel | None = None) -> OnnxSource:
+def describe_onnx(
+    proto: ModelProto, path: Path, model: ModelConfig | None, opened: DetachedModel | None = None
+) -> OnnxSource:
     """The source that a model is; `opened` is the model itself, where it has no file, or was read. Raises as
     `read_onnx_file`, which calls it `path`."""
     values = {value.name: value for value in required_inputs(proto.graph)}
-    for name in model.inputs:
+    for name in model.inputs if model else ():
         if name not in values:
             hint = nearest(name, values) or f"; it has: {', '.join(values)}"
             raise SourceError(f"model.inputs: {path.name} has no input {name!r}{hint}")
@@ -94,7 +96,7 @@ def describe_onnx(proto: ModelProto, path: Path, model: ModelConfig, opened: Det
     return OnnxSource(path, inputs, tuple(value.name for value in proto.graph.output), opened)
 
 
-def _inputs(values: list[ValueInfoProto], model: ModelConfig, path: Path) -> tuple[InputSpec, ...]:
+def _inputs(values: list[ValueInfoProto], model: ModelConfig | None, path: Path) -> tuple[InputSpec, ...]:
     inputs, mistakes = [], []
     for value in values:
         try:
@@ -106,9 +108,9 @@ def _inputs(values: list[ValueInfoProto], model: ModelConfig, path: Path) -> tup
     return tuple(inputs)
 
 
-def _input(value: ValueInfoProto, model: ModelConfig, path: Path) -> InputSpec:
+def _input(value: ValueInfoProto, model: ModelConfig | None, path: Path) -> InputSpec:
     own, dtype = _own_shape(value), _dtype(value)
-    declared = model.inputs.get(value.name, InputConfig())
+    declared = model.inputs.get(value.name, InputConfig()) if model else InputConfig()
     title = f"input {value.name!r} of {path.name}"
     if declared.dtype not in (None, dtype):
         raise SourceError(f"{title} is {dtype}, but model.inputs.{value.name} says {declared.dtype}")
@@ -119,7 +121,9 @@ def _input(value: ValueInfoProto, model: ModelConfig, path: Path) -> InputSpec:
             )
         return input_spec(value.name, declared, declared.shape, dtype)
     if own is None:
-        raise SourceError(f"{title} has no shape, not even a rank; declare model.inputs.{value.name}.shape")
+        by_command = f"give it one: onnxline fix-shapes MODEL -o OUT --shape {value.name}=SIZES"
+        advice = f"declare model.inputs.{value.name}.shape" if model else by_command
+        raise SourceError(f"{title} has no shape, not even a rank; {advice}")
     return input_spec(value.name, declared, own, dtype)
 
 
@@ -140,8 +144,8 @@ def _dtype(value: ValueInfoProto) -> str:
     name = {"float": "float32", "double": "float64"}.get(name, name)
     if name not in DTYPES:
         raise Unsupported(
-            f"input {value.name!r} is {name}; inputs can be drawn for {', '.join(DTYPES)}; a plan has no others: where "
-            "the passes are enough, `onnxline optimize` takes strings too"
+            f"input {value.name!r} is {name}, expected a tensor of {', '.join(DTYPES)}; let the model begin after it: "
+            "onnxline extract MODEL -o OUT --from VALUE (--proof structure where it is no tensor)"
         )
     return name
 

@@ -207,7 +207,7 @@ def find_best(
             done.append(replace(trial, why="no time left"))
             continue
         steps = trial.row()[1]
-        observer(Note(f"quantsim: trial {len(done) + 1} of {len(offered)}: {trial.weights}, {steps}"))
+        observer(Note(f"trial {len(done) + 1} of {len(offered)}: {trial.weights}, {steps}"))
         tried, result = run_trial(trial, config, out, observer)
         done.append(tried)
     ran = [trial for trial in done if trial.sqnr_db is not None]

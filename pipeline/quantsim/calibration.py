@@ -86,15 +86,10 @@ def _read_histogram(data: Mapping[str, np.ndarray], place: int) -> Histogram:
 
 
 def calibrate(
-    model: DetachedModel,
-    placement: Placement,
-    samples: Iterable[Feeds],
-    method: Method = "minmax",
-    known: MeasuredRanges | None = None,
-    observer: Callable[[MeasuredRanges], object] = lambda _: None,
+    model: DetachedModel, placement: Placement, samples: Iterable[Feeds], method: Method = "minmax"
 ) -> dict[str, Range]:
     """The range of each group of quantized tensors, by the name of the group: `measure`, and then `group_ranges`."""
-    return group_ranges(measure(model, placement, samples, method, known, observer), placement, model)
+    return group_ranges(measure(model, placement, samples, method), placement, model)
 
 
 def measure(
@@ -139,7 +134,7 @@ class RangeMeasurement:
         percentile: float = DEFAULT_PERCENTILE,
     ) -> None:
         self._wanted = sorted({name for names in _measured_tensors(placement).values() for name in names})
-        self._tensors, self._method = TensorObserver(model, self._wanted), method
+        self._tensors, self._method = TensorObserver(model, self._wanted, data=placement.names.data), method
         self._measured, self._done = known or MeasuredRanges(0, {}), 0
         self._collector: FiniteHistogramCollector | None = None
         if method != "minmax":
@@ -245,7 +240,7 @@ def group_ranges(measured: MeasuredRanges, placement: Placement, model: Detached
             found[group] = least_error_range(histograms, formats[group]) if histograms else NO_NUMBERS
         if not np.isfinite(found[group]).all():
             check_stored(model, placement)
-        check_finite(group, *found[group])
+        check_finite(group, *found[group], placement.names)
     for group, limits in _ranges_of_constants(model, placement).items():
         found[group] = hull(found.get(group), limits)  # a Concat of a constant and a computed tensor has one range
     return found

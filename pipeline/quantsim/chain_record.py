@@ -237,6 +237,6 @@ class ChainSamples(Samples):
         if self.entries:
             return ""
         return (
-            f"quantsim: no calibration data is given, so the ranges are those of random {self._chain.noun}: scales and "
+            f"no calibration data is given, so the ranges are those of random {self._chain.noun}: scales and "
             f"noise say nothing of the model in use; give {KEY}, {self._chain.expected}"
         )

@@ -19,7 +19,7 @@ import numpy as np
 
 from passes.proof.draws import InputSampler
 from passes.suggest import plural
-from pipeline.config import CalibrationConfig, ModelConfig, QuantSimConfig, RunConfig
+from pipeline.config import CalibrationConfig, QuantSimConfig, RunConfig
 from pipeline.errors import UsageError
 from pipeline.export.load import read_onnx_file
 from pipeline.export.source import InputSpec
@@ -145,8 +145,7 @@ class PartsChain(ABC):
 
     def specs(self, part: str) -> tuple[InputSpec, ...]:
         """The inputs of a part, as its file declares them."""
-        path = str(self.file(self.models, part))
-        return read_onnx_file(path, ModelConfig(onnx=path)).inputs
+        return read_onnx_file(str(self.file(self.models, part))).inputs
 
 
 TOKENS: Final = "input_ids"

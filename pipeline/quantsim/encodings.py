@@ -24,6 +24,7 @@ from passes.encodings.encoding import (
 )
 from passes.graph.op_facts import CONVOLUTIONS
 from passes.weights.detached import DetachedModel
+from pipeline.config import OptionNames
 from pipeline.errors import UsageError
 from pipeline.quantsim.placement import PlacedSite, Placement
 
@@ -65,7 +66,7 @@ def encode(
         elif site.role == "weight":
             axis = site.summed_axis if precision.granularity == "block" else site.channel_axis
             array = model.array(stored[site.tensor])
-            _check_numbers(site.tensor, array, "weights")
+            _check_numbers(site.tensor, array, "weights", placement.names)
             kernel = range(2, array.ndim) if site.op in CONVOLUTIONS else ()
             encodings[site.tensor] = encode_weight(array, precision, axis, kernel)
             weights.add(site.tensor)
@@ -75,7 +76,7 @@ def encode(
         assert placed.site.bias_of is not None
         data, weight = placed.site.bias_of
         bias = model.array(stored[placed.site.tensor])
-        _check_numbers(placed.site.tensor, bias, "activations")
+        _check_numbers(placed.site.tensor, bias, "activations", placement.names)
         if weight in weights:  # and not a chosen one, whose elements fit its scale
             encodings[weight] = widen_for_bias(encodings[weight], encodings[data], bias)
     for placed in biases:  # after all have widened a weight that they share
@@ -93,14 +94,15 @@ def check_stored(model: DetachedModel, placement: Placement) -> None:
     for placed in placement.quantized_sites():
         if placed.site.role in ("weight", "bias"):
             array = model.array(model.index.initializers[placed.site.tensor])
-            _check_numbers(placed.site.tensor, array, "weights" if placed.site.role == "weight" else "activations")
+            kind = "weights" if placed.site.role == "weight" else "activations"
+            _check_numbers(placed.site.tensor, array, kind, placement.names)
 
 
-def _check_numbers(tensor: str, array: np.ndarray, kind: str) -> None:
+def _check_numbers(tensor: str, array: np.ndarray, kind: str, names: OptionNames) -> None:
     if not np.isfinite([array.min(), array.max()]).all():
         raise UsageError(
-            f"quantsim: the stored tensor {tensor!r} holds infinity or NaN, which no scale can express; mend the "
-            f"model, or leave the tensor in float: quantsim.rules, tensor:{tensor}: {{{kind}: float}}"
+            f"the stored tensor {tensor!r} holds infinity or NaN, which no scale can express; mend the model, or leave "
+            f"the tensor in float: {names.in_float.format(f'tensor:{tensor}', kind)}"
         )
 
 
@@ -208,7 +210,7 @@ def _encode_lpbq(low: np.ndarray, high: np.ndarray, precision: Precision, axis: 
     outer = np.where(outer < np.finfo(np.float32).tiny, 1.0, outer)
     if sum(size > 1 for size in outer.shape) > 1:
         raise UsageError(
-            f"quantsim: found {precision} for a weight whose channels lie along several axes, expected a matrix or a "
+            f"found {precision} for a weight whose channels lie along several axes, expected a matrix or a "
             f"convolution; take int4/block{precision.block}"
         )
     inner = np.clip(np.rint(scale / outer), 1, LPBQ_SCALES).astype(np.float32)

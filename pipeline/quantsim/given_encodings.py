@@ -15,12 +15,13 @@ from passes.encodings.encoding import Encoding, encode_bias, fit_encodings, list
 from passes.structures.adapters import find_adapted, find_adapter_values, find_reused_names
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
+from pipeline.config import OptionNames
 from pipeline.errors import UsageError
 from pipeline.quantsim.placement import PlacedSite, Placement
 
 
-def read_given(path: str, model: DetachedModel) -> dict[str, Encoding]:
-    """The encodings of a file of AIMET's for the model, by tensor.
+def read_given(path: str, model: DetachedModel, names: OptionNames) -> dict[str, Encoding]:
+    """The encodings of a file of AIMET's for the model, by tensor; `names` are the words of messages.
 
     Raises:
         UsageError: the file has none for the model, or has them of a base whose values were numbered otherwise.
@@ -32,7 +33,7 @@ def read_given(path: str, model: DetachedModel) -> dict[str, Encoding]:
         raise UsageError(f"{error}{_explain_names(model, known)}") from error
     if reused := find_reused_names(GraphView(model), given):
         raise UsageError(
-            f"quantsim.encodings_from: {reused[0]} is a value of an adapter, and the file, which has no such adapter, "
+            f"{names.encodings}: {reused[0]} is a value of an adapter, and the file, which has no such adapter, "
             f"has an encoding of another value by that name; {NUMBERED}"
         )
     return given
@@ -98,9 +99,9 @@ def adopt_encodings(
     missing = [name for name in wanted if name not in encodings and name not in blocked]
     if missing:
         raise UsageError(
-            f"quantsim.encodings_from: {len(missing)} of {len(wanted)} tensors that are to be quantized have no "
-            f"encoding in the file: {list_with_nearest(missing, given)}; leave them in float by a rule, such as "
-            f"{{'tensor:{missing[0]}': {{activations: float}}}}{_explain_names(model, given)}"
+            f"{placement.names.encodings}: {len(missing)} of {len(wanted)} tensors that are to be quantized have no "
+            f"encoding in the file: {list_with_nearest(missing, given)}; leave them in float: "
+            f"{placement.names.in_float.format(f'tensor:{missing[0]}', 'activations')}{_explain_names(model, given)}"
         )
     return replace(placement, sites=tuple(_adopt(placed, encodings) for placed in placement.sites)), encodings
 

@@ -13,11 +13,13 @@ from passes.provenance.annotations import annotations_of
 from passes.rewrites.attention_operators import is_attention
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
+from pipeline.config import KEYS, OptionNames
 from pipeline.errors import UsageError
 
 
-def refuse_quantized_activations(model: DetachedModel) -> None:
-    """Refuse a model that quantizes what it computes: what it would compute in float is not in it.
+def refuse_quantized_activations(model: DetachedModel, names: OptionNames = KEYS) -> None:
+    """Refuse a model that quantizes what it computes: what it would compute in float is not in it; `names` are the
+    words of the message.
 
     Raises:
         UsageError: it does; the message says how its encodings are simulated.
@@ -27,31 +29,31 @@ def refuse_quantized_activations(model: DetachedModel) -> None:
     found = [node for node in nodes if node.domain in ONNX_DOMAINS and node.input[0] not in stored]
     if found:
         raise UsageError(
-            f"quantsim: found {found[0].op_type} of {found[0].input[0]!r} and {len(found) - 1} more in the model, "
+            f"found {found[0].op_type} of {found[0].input[0]!r} and {len(found) - 1} more in the model, "
             "expected a model that quantizes weights at most; simulate the float model with these encodings: onnxline "
-            "encodings QUANTIZED.onnx --of FLOAT.onnx -o net.encodings, and quantsim.encodings_from: net.encodings"
+            f"encodings QUANTIZED.onnx --of FLOAT.onnx -o net.encodings, and {names.encodings}: net.encodings"
         )
 
 
-def describe_opaque_operators(model: DetachedModel) -> tuple[str, ...]:
+def describe_opaque_operators(model: DetachedModel, names: OptionNames = KEYS) -> tuple[str, ...]:
     """A sentence for each operator that quantizers take as one piece or do not know, with the step that helps."""
     found: dict[str, list[NodeProto]] = {}
     for node in every_node(model.proto.graph):
         domain = "" if node.domain in ONNX_DOMAINS else f"{node.domain}::"
         if domain or is_attention(node):
             found.setdefault(f"{domain}{node.op_type}", []).append(node)
-    return tuple(_describe_operator(name, nodes) for name, nodes in found.items())
+    return tuple(_describe_operator(name, nodes, names) for name, nodes in found.items())
 
 
-def _describe_operator(name: str, nodes: Sequence[NodeProto]) -> str:
+def _describe_operator(name: str, nodes: Sequence[NodeProto], names: OptionNames) -> str:
     """One sentence on the nodes of one operator."""
     if is_attention(nodes[0]):
-        why, step = "hides its scores and softmax from quantizers", "put decompose-attention in quantsim.prepare"
+        why, step = "hides its scores and softmax from quantizers", names.step.format("decompose-attention")
     else:
         authors = ", ".join(dict.fromkeys(annotations_of(node).author for node in nodes if annotations_of(node).author))
         writer = f"the pass of {authors} that writes it" if authors else "what writes it"
         why, step = "is an operator that few quantizers know", f"skip {writer} (`onnxline passes --group fusions`)"
-    return f"quantsim: {name} ({plural(len(nodes), 'node')}) {why}; {step}"
+    return f"{name} ({plural(len(nodes), 'node')}) {why}; {step}"
 
 
 def describe_untyped_values(model: DetachedModel) -> Iterator[str]:
@@ -61,7 +63,7 @@ def describe_untyped_values(model: DetachedModel) -> Iterator[str]:
     if unknown:
         first = unknown[0]
         yield (
-            f"quantsim: the values of {plural(len(unknown), 'node')}, the first is {first.name or first.output[0]!r} "
+            f"the values of {plural(len(unknown), 'node')}, the first is {first.name or first.output[0]!r} "
             f"({first.op_type}), have no type that ONNX's inference knows, so they stay in float; give the model "
             "value_info for them, or replace the operator that hides their types"
         )

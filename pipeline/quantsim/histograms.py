@@ -21,6 +21,7 @@ import numpy as np
 from onnxruntime.quantization.calibrate import HistogramCollector
 
 from passes.rewrites.mask_constants import MASKING
+from pipeline.config import OptionNames
 from pipeline.config.quantsim import Precision
 from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import Range, encode_range
@@ -138,8 +139,8 @@ def _what_helps(low: float, high: float) -> str:
     return f"{mask}set quantsim.calibration.method to minmax"
 
 
-def check_finite(tensor: str, low: float, high: float) -> None:
-    """Refuse a range that no scale can express.
+def check_finite(tensor: str, low: float, high: float, names: OptionNames) -> None:
+    """Refuse a range that no scale can express; `names` are the words of the message.
 
     Raises:
         UsageError: naming the tensor, and what to do.
@@ -147,9 +148,9 @@ def check_finite(tensor: str, low: float, high: float) -> None:
     if not (np.isfinite(low) and np.isfinite(high)):
         found = "is NaN on a sample" if np.isnan(low) else f"reaches {low:g} to {high:g}"
         raise UsageError(
-            f"calibration: {tensor!r} {found}, which no scale can express; put clamp-mask into quantsim.prepare "
-            "if it is a mask that a Softmax reads, fuse_pad_into_pool into passes.recipe if a Pad of -inf makes it "
-            f"for MaxPool, or leave the tensor in float: quantsim.rules, tensor:{tensor}: {{activations: float}}"
+            f"calibration: {tensor!r} {found}, which no scale can express; {names.step.format('clamp-mask')} if it is "
+            "a mask that a Softmax reads, fuse_pad_into_pool likewise if a Pad of -inf makes it for MaxPool, or leave "
+            f"the tensor in float: {names.in_float.format(f'tensor:{tensor}', 'activations')}"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, get_args
@@ -26,7 +26,7 @@ from passes.suggest import bytes_text, join_first, plural
 from passes.visible import Table, TableResult
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.files import save, write_errors
-from pipeline.config import CalibrationConfig, FormatsConfig, ModelConfig, QuantSimConfig, VerifyConfig
+from pipeline.config import CalibrationConfig, FormatsConfig, ModelConfig, OptionNames, QuantSimConfig, VerifyConfig
 from pipeline.config.quantsim import FLOAT, ProfileName
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Event, Note
@@ -34,7 +34,6 @@ from pipeline.export.load import describe_onnx
 from pipeline.export.source import InputSpec, OnnxSource
 from pipeline.quantsim.encodings import Encoding
 from pipeline.quantsim.hidden_values import refuse_quantized_activations
-from pipeline.quantsim.int8_messages import name_own_options, own_options
 from pipeline.quantsim.noise import describe_ratio
 from pipeline.quantsim.placement import SELECTORS, Placement
 from pipeline.quantsim.preparation import find_conversion, find_untie, inline_layers
@@ -47,8 +46,16 @@ from pipeline.quantsim.weight_sizes import weight_bytes
 from pipeline.verify.references import compute_references, plan_draws
 from pipeline.verify.user_inputs import check_feeds, input_files
 
-DATA: Final = "data"
-"""What messages call the samples."""
+OPTIONS: Final = OptionNames(
+    data="data",
+    encodings="encodings",
+    rules="keep",
+    in_float="keep {}",
+    step="apply {0} first (onnxline optimize MODEL -o OUT --recipe {0})",
+    numbers="give data like that in use",
+    sizes="give data of sizes that fit",
+)
+"""The words of messages: `quantsim` has other names for what is set here."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -117,7 +124,7 @@ class Int8Result(TableResult):
         reasons = Counter(placed.reason for placed in left)
         first = {placed.reason: placed.site.tensor for placed in reversed(left)}
         counted = reasons.most_common(MOST_REASONS)
-        most = [(name_own_options(reason), str(count), first[reason]) for reason, count in counted]
+        most = [(reason, str(count), first[reason]) for reason, count in counted]
         rest = len(reasons) - len(most)
         most += [(plural(rest, "more reason"), str(len(left) - sum(int(row[1]) for row in most)), "")] if rest else []
         yield Table("in float", most, ("why", "tensors", "such as"))
@@ -146,7 +153,6 @@ def _error_of(row: PassRow) -> str:
     return "equal by structure" if worst is None else f"max error {worst:.1e}"
 
 
-@own_options()
 def to_int8(
     model: onnx.ModelProto | str | Path | DetachedModel,
     data: str | Path | Sequence[str | Path] = (),
@@ -201,12 +207,13 @@ def to_int8(
         ("profile", profile, profile in profiles, f"one of {', '.join(profiles)}"),
         ("feeds", feeds, not (entries and feeds), "none next to data, which has samples too"),
     )
-    input_files(entries, DATA)  # a missing file is named before a model is read
+    input_files(entries, OPTIONS.data)  # a missing file is named before a model is read
     notes: list[str] = []
-    with open_context(timeout_s) as context:
+    with open_context(timeout_s) as opened:
+        context = replace(opened, run_advice="")
         start_process()  # a fork of this process, before onnxruntime starts threads here
         source = read_source(model, context)
-        refuse_quantized_activations(source)
+        refuse_quantized_activations(source, OPTIONS)
         flat, inlined = _inline_functions(source)
         settings = QuantSimConfig(
             profile=profile,
@@ -215,11 +222,11 @@ def to_int8(
             encodings_from=None if encodings is None else str(encodings),
         )
         own = ModelConfig(onnx=str(model) if isinstance(model, str | Path) else "model.onnx")
-        described = describe_onnx(source.proto, Path(str(own.onnx)), own, source)
+        described = describe_onnx(source.proto, Path(str(own.onnx)), None, source)
         known = _ArraySamples(settings, described.inputs, feeds) if feeds else _samples_of(settings, described)
         proving, sampler = [*known.first(PROVING)] if entries or feeds else [], None
         if not proving or source.has_layers():
-            references = compute_references(described, plan_draws(described, own, VerifyConfig()), context)
+            references = compute_references(described, plan_draws(described, own, VerifyConfig()), context, OPTIONS)
             proving, sampler = [dict(draw.feeds) for draw in references.draws], references.sampler
         prepared, steps = _prepare(flat, settings, proving, context, notes)
     prepared, more = inline_layers(prepared, sampler)
@@ -229,7 +236,7 @@ def to_int8(
 
 
 def _samples_of(settings: QuantSimConfig, source: OnnxSource, sampler: InputSampler | None = None) -> Samples:
-    return Samples(settings, source.inputs, sampler, key=DATA)
+    return Samples(settings, source.inputs, sampler, key=OPTIONS.data)
 
 
 class _ArraySamples(Samples):
@@ -238,7 +245,7 @@ class _ArraySamples(Samples):
     def __init__(
         self, settings: QuantSimConfig, specs: tuple[InputSpec, ...], arrays: Sequence[Mapping[str, np.ndarray]]
     ) -> None:
-        super().__init__(settings, specs, None)
+        super().__init__(settings, specs, None, key=OPTIONS.data)
         self._arrays = arrays
 
     @property
@@ -248,7 +255,7 @@ class _ArraySamples(Samples):
     def first(self, count: int) -> Iterator[Feeds]:
         for index, arrays in enumerate(self._arrays[:count]):
             label = f"feeds[{index}]"
-            yield without_nan(label, check_feeds(label, arrays, self._specs, DATA, may_be_empty=True), DATA)
+            yield without_nan(label, check_feeds(label, arrays, self._specs, self._key, may_be_empty=True), self._key)
 
 
 def _find_rules(keep: Sequence[str], model: DetachedModel) -> dict[str, FormatsConfig]:
@@ -264,7 +271,8 @@ def _find_rules(keep: Sequence[str], model: DetachedModel) -> dict[str, FormatsC
     whole, selectors = model.without_functions(), list[str]()
     nodes = whole.proto.graph.node
     for entry in keep:
-        if entry.partition(":")[0] in SELECTORS and ":" in entry:
+        kind, _, pattern = entry.partition(":")
+        if kind in SELECTORS and pattern:
             selectors.append(entry)
             continue
         refuse_unknown("to-int8", [entry], whole)
@@ -322,13 +330,13 @@ def _quantize(
         if isinstance(event, Note):
             notes.append(event.text)
 
-    quantizer = ModelQuantizer(model, settings, note)
+    quantizer = ModelQuantizer(model, settings, note, names=OPTIONS)
     quantizer.begin()
     if not quantizer.placement.quantized_sites():
         reasons = Counter(placed.reason for placed in quantizer.placement.left_in_float())
         why = ", ".join(f"{plural(count, 'tensor')}: {reason}" for reason, count in reasons.most_common(MOST_REASONS))
         said = f"{settings.profile} quantizes no tensor of the model ({why or 'it has no floats'})"
-        raise UsageError("; ".join((f"to-int8: {said}", *(note.removeprefix("quantsim: ") for note in notes))))
+        raise UsageError("; ".join((f"to-int8: {said}", *notes)))
     quantizer.find_ranges(samples)
     ranges = quantizer.ranges(quantizer.placement) if quantizer.needs_ranges else {}
     placement, encodings, more = quantizer.encode(ranges)
@@ -340,13 +348,12 @@ def _quantize(
         *_describe_outputs(quantizer.model, outputs),
         *placement.notes(),
         *more,
-        *describe_limited_biases(encodings, quantizer.model),
+        *describe_limited_biases(encodings, quantizer.model, OPTIONS),
         *device.notes(),
     )
     sizes = weight_bytes(quantizer.model, placement)
-    sentences = tuple(name_own_options(note).removeprefix("to-int8: ") for note in (*notes, *more))
     counts = quantizer.measured_samples, quantizer.compared
-    return Int8Result(quantized, placement, encodings, outputs, device, steps, sizes, *counts, sentences)
+    return Int8Result(quantized, placement, encodings, outputs, device, steps, sizes, *counts, (*notes, *more))
 
 
 def _describe_outputs(model: DetachedModel, outputs: Mapping[str, OutputNoise]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from passes.errors import StepFailed
 from passes.graph.index import replace_entries
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
+from pipeline.config import KEYS
 from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import Range
 from pipeline.quantsim.qdq import drop_unread_nodes
@@ -41,10 +42,13 @@ class TensorObserver:
         model: to run.
         tensors: inputs of the model, and float values that its nodes make.
         most_bytes: the size of a portion of `walk`, unless one tensor alone is larger.
+        data: what messages call the option of the samples.
     """
 
-    def __init__(self, model: DetachedModel, tensors: Sequence[str], most_bytes: int = MOST_BYTES) -> None:
-        self._model, self._most_bytes = model, most_bytes
+    def __init__(
+        self, model: DetachedModel, tensors: Sequence[str], most_bytes: int = MOST_BYTES, data: str = KEYS.data
+    ) -> None:
+        self._model, self._most_bytes, self._data = model, most_bytes, data
         self._given = [name for name in tensors if name in model.index.inputs]
         self._computed = [name for name in tensors if name not in model.index.inputs]
         self._portions: list[tuple[Sequence[str], Session | None]] = []
@@ -59,7 +63,7 @@ class TensorObserver:
         Raises:
             UsageError: the model does not run on the sample.
         """
-        found = _run(self._reductions, sample, number)
+        found = self._run(self._reductions, sample, number)
         ends = {name: [found[f"{name}/{operator}"] for operator in REDUCTIONS] for name in self._computed}
         ends |= {name: [np.asarray(sample[name])] * 3 for name in self._given}
         with warnings.catch_warnings():
@@ -72,12 +76,12 @@ class TensorObserver:
         Arguments and errors are those of `find_extremes`.
         """
         if not self._portions:
-            found = _run(_open(reduce_values(self._model, self._computed, [SIZE])), sample, number)
+            found = self._run(_open(reduce_values(self._model, self._computed, [SIZE])), sample, number)
             sizes = {name: int(found[f"{name}/{SIZE}"]) * np.dtype(np.float32).itemsize for name in self._computed}
             self._portions = [(names, self._session(names)) for names in divide_by_size(sizes, self._most_bytes)]
         yield from ((name, np.asarray(sample[name])) for name in self._given)
         for names, session in self._portions:
-            found = _run(session, sample, number)
+            found = self._run(session, sample, number)
             yield from ((name, found.pop(name)) for name in names)
 
     @cached_property
@@ -89,6 +93,16 @@ class TensorObserver:
         replace_entries(proto.graph.output, [onnx.ValueInfoProto(name=name) for name in names])
         drop_unread_nodes(proto.graph)
         return _open(self._model.with_proto(proto))
+
+    def _run(self, session: Session | None, sample: Feeds, number: int) -> dict[str, np.ndarray]:
+        try:
+            return session.run(sample) if session is not None else {}
+        except StepFailed as error:
+            shapes = ", ".join(f"{name}: {list(array.shape)}" for name, array in sample.items())
+            raise UsageError(
+                f"calibration: the model does not run on sample {number} ({shapes}): {error}; give samples of other "
+                f"sizes ({self._data})"
+            ) from error
 
 
 def _extremes(low: np.ndarray, high: np.ndarray, total: np.ndarray) -> Range:
@@ -140,14 +154,3 @@ SIZE: Final = "Size"
 def _open(model: DetachedModel) -> Session | None:
     """None for a model without outputs, which onnxruntime refuses."""
     return Session.of(model, in_order=True) if model.proto.graph.output else None
-
-
-def _run(session: Session | None, sample: Feeds, number: int) -> dict[str, np.ndarray]:
-    try:
-        return session.run(sample) if session is not None else {}
-    except StepFailed as error:
-        shapes = ", ".join(f"{name}: {list(array.shape)}" for name, array in sample.items())
-        raise UsageError(
-            f"calibration: the model does not run on sample {number} ({shapes}): {error}; give samples of other sizes "
-            "(quantsim.calibration.data)"
-        ) from error

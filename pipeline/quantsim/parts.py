@@ -204,7 +204,7 @@ def simulate_parts(
                 refuse_numpy_operators(model)
         holds_out |= any(known.optimize for known in settings.values())
         if holds_out:
-            show(Note("quantsim: ranges and steps are fitted to some samples, and all is judged on others"))
+            show(Note("ranges and steps are fitted to some samples, and all is judged on others"))
         chosen = PartsSimulation(config, before, settings, models, simulations, show, holds_out, costs_budget_s)
         return chosen.run()
 
@@ -365,7 +365,7 @@ class PartsSimulation:
         if target is None:
             return None
         if not rated.layers:
-            self.show(Note("quantsim: nothing is suggested, since the sensitivity of layers is not known"))
+            self.show(Note("nothing is suggested, since the sensitivity of layers is not known"))
             return None
         sensitivity: dict[str, dict[str, float]] = {name: {} for name in self.models}
         for row in rated.layers:

@@ -16,9 +16,10 @@ from passes.structures.adapters import find_adapted
 from passes.structures.view import GraphView
 from passes.suggest import nearest, plural
 from passes.weights.detached import DetachedModel
+from pipeline.config import KEYS, OptionNames
 from pipeline.config.quantsim import FLOAT, Precision
 from pipeline.errors import UsageError
-from pipeline.quantsim.sites import UNTIE, Role, Site, find_sites, share_encodings
+from pipeline.quantsim.sites import Role, Site, advise_untie, find_sites, share_encodings
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,8 @@ class Placement:
 
     sites: tuple[PlacedSite, ...]
     rules: tuple[RuleMatches, ...]
+    names: OptionNames = KEYS
+    """What messages on its tensors call the options."""
 
     def quantized_sites(self) -> tuple[PlacedSite, ...]:
         return tuple(placed for placed in self.sites if placed.precision is not None)
@@ -108,7 +111,7 @@ class Placement:
             if consumers:
                 yield (
                     f"{site.tensor} has {bits} bits as the weight of {site.node}, and the same values make "
-                    f"{' and '.join(consumers)}; {UNTIE}"
+                    f"{' and '.join(consumers)}; {advise_untie(self.names)}"
                 )
         coarser = [placed for placed in self.sites if placed.asked is not None]
         for placed in coarser:
@@ -134,6 +137,7 @@ def place(
     rules: Sequence[PlacementRule],
     dtypes: Collection[str] = ("float32",),
     sites: Sequence[Site] = (),
+    names: OptionNames = KEYS,
 ) -> Placement:
     """Decide the format of every float tensor of `dtypes`. A later rule counts before an earlier one.
 
@@ -142,21 +146,22 @@ def place(
         rules: at least one matches each tensor that is quantized.
         dtypes: of the tensors that may be quantized.
         sites: what `find_sites` finds in `model`, where the caller has it.
+        names: what messages call the options.
 
     Raises:
         UsageError: a rule matches no tensor, or nothing that it has a format for; the message says what there is. Or
             the model is one of other floats than float32.
     """
-    sites = sites or find_sites(model)
-    _check_dtypes(sites, dtypes)
+    sites = sites or find_sites(model, names)
+    _check_dtypes(sites, dtypes, names)
     matched = [find_matches(rule, sites, model) for rule in rules]
     limits = _known_ranges(sites, rules)
     sites = share_encodings(sites, _find_apart(sites, rules, matched), limits)
-    for rule, names in zip(rules, matched, strict=True):
-        matches = (site for site in sites if site.tensor in names and not site.body_of)
+    for rule, tensors in zip(rules, matched, strict=True):
+        matches = (site for site in sites if site.tensor in tensors and not site.body_of)
         has_format = any(rule.format_for(site.role) is not None for site in matches)
         if not has_format and rule.tensors is None:
-            raise UsageError(_nothing_matched(rule, sites, model, names))
+            raise UsageError(f"{names.rules}: {_nothing_matched(rule, sites, model, tensors)}")
     chosen = _choose_rules(sites, rules, matched, find_adapted(GraphView(model)))
     infinite = {site.group: site.tensor for site in _constants_without_range(sites, model)}
     handed_out = model.index.initializers.keys() & model.index.outputs.keys()
@@ -174,24 +179,24 @@ def place(
     placed = tuple(_decide_bias(found, decided) for found in ranged)
     in_force = Counter(chosen[found.site.tensor] for found in placed if found.rule)
     counted: dict[tuple[object, ...], RuleMatches] = {}
-    for number, (rule, names) in enumerate(zip(rules, matched, strict=True)):
+    for number, (rule, tensors) in enumerate(zip(rules, matched, strict=True)):
         key = (rule.selector, rule.formats, number if rule.tensors is None else None)
-        counted[key] = _count(rule, names, sites, in_force[number], counted.get(key))
-    return Placement(placed, tuple(counted.values()))
+        counted[key] = _count(rule, tensors, sites, in_force[number], counted.get(key))
+    return Placement(placed, tuple(counted.values()), names)
 
 
 HANDED_OUT: Final = "the stored tensor is an output of the model"
 
 
-def _check_dtypes(sites: Sequence[Site], taken: Collection[str]) -> None:
+def _check_dtypes(sites: Sequence[Site], taken: Collection[str], names: OptionNames) -> None:
     """Refuse a model whose weights, or whose tensors where it has no weights, are all of other floats than float32."""
     weights = [site for site in sites if site.role == "weight"]
     dtypes = {site.dtype for site in weights or sites}
     if dtypes and dtypes.isdisjoint(taken):
         what, found = "weights" if weights else "tensors", " and ".join(sorted(dtypes))
         is_half = dtypes <= {"float16", "bfloat16"}
-        advice = "put to-float32 into quantsim.prepare" if is_half else "export the model in float32 (module.float())"
-        raise UsageError(f"quantsim: the {what} of the model are {found}, and only float32 is simulated; {advice}")
+        advice = names.step.format("to-float32") if is_half else "export the model in float32 (module.float())"
+        raise UsageError(f"the {what} of the model are {found}, and only float32 is simulated; {advice}")
 
 
 def _constants_without_range(sites: Iterable[Site], model: DetachedModel) -> Iterator[Site]:
@@ -393,22 +398,22 @@ def _nothing_matched(rule: PlacementRule, sites: Sequence[Site], model: Detached
     owners = {site.body_of for site in sites if site.tensor in names}
     if names and "" not in owners:
         return (
-            f"quantsim.rules: {rule.selector!r} matches {plural(len(names), 'tensor')} in bodies of "
+            f"{rule.selector!r} matches {plural(len(names), 'tensor')} in bodies of "
             f"{' and '.join(sorted(owners))}, where nothing is quantized, and no other tensor"
         )
     if names:
         what = "weights" if rule.activations is None else "activations"
-        return f"quantsim.rules: {rule.selector!r} matches {len(names)} tensors, and none of them is among the {what}"
+        return f"{rule.selector!r} matches {len(names)} tensors, and none of them is among the {what}"
     if not colon:
-        return f"quantsim.rules: the model has no {kind}; it has {STRUCTURES[kind].find(model).instead or 'none'}"
+        return f"the model has no {kind}; it has {STRUCTURES[kind].find(model).instead or 'none'}"
     if not sites:
-        return f"quantsim.rules: {rule.selector!r} matches no tensor, as the model has no tensor of floats to quantize"
+        return f"{rule.selector!r} matches no tensor, as the model has no tensor of floats to quantize"
     known = Counter(name for site in sites for name in SELECTORS[kind](site) if name)
     if not known:
-        return f"quantsim.rules: {rule.selector!r} matches no tensor; no {kind} of the model has a name"
+        return f"{rule.selector!r} matches no tensor; no {kind} of the model has a name"
     shown = ", ".join(name for name, _ in known.most_common(SHOWN))
     more = " …" if len(known) > SHOWN else ""
-    return f"quantsim.rules: {rule.selector!r} matches no tensor; the model has {shown}{more}{nearest(pattern, known)}"
+    return f"{rule.selector!r} matches no tensor; the model has {shown}{more}{nearest(pattern, known)}"
 
 
 SHOWN: Final = 8

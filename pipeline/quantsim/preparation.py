@@ -105,7 +105,7 @@ def add_conversion(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     start = len(config.passes.recipe) - len(settings.prepare)
     recipe = (*config.passes.recipe[:start], *steps, *config.passes.recipe[start:])
     passes = config.passes.model_copy(update={"recipe": recipe})
-    note = f"quantsim: {first}: {CONVERSION} is added to the steps"
+    note = f"{first}: {CONVERSION} is added to the steps"
     return config.model_copy(update={"passes": passes}), (note,)
 
 
@@ -154,17 +154,17 @@ def describe_run(result: RunResult, config: RunConfig) -> Iterator[str]:
     prepared = {*names_of(settings.prepare), CONVERSION}
     for row in result.passes:
         if row.status.counts_as_reverted and row.name in prepared:
-            yield f"quantsim: {row.name} did not stand ({row.status.replace('_', ' ')}): {row.reason}"
+            yield f"{row.name} did not stand ({row.status.replace('_', ' ')}): {row.reason}"
         elif row.name in prepared and not row.changed and row.name != CONVERSION:
-            yield f"quantsim: {row.name} changed nothing: {row.reason or 'it found nothing to change'}"
+            yield f"{row.name} changed nothing: {row.reason or 'it found nothing to change'}"
         elif row.name == "untie" and row.changed and UNTIE in config.passes.recipe:
-            yield f"quantsim: untie is added: {row.reason}, as AIMET refuses a weight of a product that others read too"
+            yield f"untie is added: {row.reason}, as AIMET refuses a weight of a product that others read too"
     if _reads_calibration(config, config.passes.recipe):
         steps = " and ".join(dict.fromkeys(name for name in names_of(config.passes.recipe) if name in READING))
         why = _why_not_read(config) or "it is data of the chain of all parts"
         key = f"parts.{config.model.part}.verify.inputs" if config.model.part else "verify.inputs"
         yield (
-            f"quantsim: {steps} took activations from random draws and not from quantsim.calibration.data, since "
+            f"{steps} took activations from random draws and not from quantsim.calibration.data, since "
             f"{why}; give inputs like those in use as {key}"
         )
     for backend in result.runtime.backends:
@@ -201,7 +201,7 @@ def inline_layers(model: DetachedModel, sampler: InputSampler | None) -> tuple[D
     if not model.has_layers():
         return model, ()
     flat, count = model.without_functions(), plural(len(model.proto.functions), "function")
-    what = f"quantsim: {count} of equal layers {'is' if len(model.proto.functions) == 1 else 'are'} inlined"
+    what = f"{count} of equal layers {'is' if len(model.proto.functions) == 1 else 'are'} inlined"
     what += ", as each layer has ranges of its own"
     if sampler is None:
         return flat, (what,)

@@ -191,7 +191,7 @@ class Profile:
             rules += (replace(rule, tensors=(rule.tensors or frozenset()).difference(given)) for rule in chosen)
         if placement.float_biases:
             rules += _keep_biases(sites, self.name)
-        return tuple(rules), tuple(f"quantsim: {self.name}: {note}" for note in notes)
+        return tuple(rules), tuple(f"{self.name}: {note}" for note in notes)
 
     def find_asymmetric(self, model: DetachedModel, sites: Sequence[Site]) -> frozenset[str]:
         """The tensors whose quantizer is asymmetric in AIMET whatever they share; none where the profile is not its."""

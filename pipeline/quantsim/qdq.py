@@ -54,7 +54,7 @@ def check_opset(proto: onnx.ModelProto, formats: Mapping[str, Precision]) -> Non
         first, needs = first_opset(precision)
         if opset < first:
             raise UsageError(
-                f"quantsim: {name!r} is to have {needs}, for which QuantizeLinear needs opset {first}, and the model "
+                f"{name!r} is to have {needs}, for which QuantizeLinear needs opset {first}, and the model "
                 f"has {opset}; put {{convert-opset: {{to: {first}}}}} into quantsim.prepare, or set export.opset to "
                 f"{first} for a model of torch"
             )
@@ -152,7 +152,7 @@ def _check_input(name: str, encoding: Encoding) -> None:
     precision = encoding.precision
     if encoding.axis is not None and (precision.scale_type or not precision.fills_its_type):
         raise UsageError(
-            f"quantsim: the input {name!r} has a default and is to be {precision}; expected 4, 8 or 16 bits with "
+            f"the input {name!r} has a default and is to be {precision}; expected 4, 8 or 16 bits with "
             "scales in float for a weight that callers may feed"
         )
 

@@ -11,10 +11,10 @@ from types import MappingProxyType
 from passes.errors import StepFailed
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
-from pipeline.config import QuantSimConfig
+from pipeline.config import KEYS, OptionNames, QuantSimConfig
 from pipeline.errors import CheckFailed
 from pipeline.events import Note, Observer, time_stage
-from pipeline.quantsim.calibration import MeasuredRanges, RangeMeasurement, group_ranges
+from pipeline.quantsim.calibration import MeasuredRanges, group_ranges, measure
 from pipeline.quantsim.encodings import Encoding, Range, encode
 from pipeline.quantsim.given_encodings import adopt_encodings, find_calibrated, read_given
 from pipeline.quantsim.hidden_values import describe_opaque_operators, describe_untyped_values
@@ -38,14 +38,20 @@ class ModelQuantizer:
         settings: the rules and the data.
         observer: called with each event.
         scratch: a folder for files of a simulation; by default the system's.
+        names: what messages call the options.
     """
 
     def __init__(
-        self, model: DetachedModel, settings: QuantSimConfig, observer: Observer, scratch: Path | None = None
+        self,
+        model: DetachedModel,
+        settings: QuantSimConfig,
+        observer: Observer,
+        scratch: Path | None = None,
+        names: OptionNames = KEYS,
     ) -> None:
         self._model, self._settings = declare_types(store_constants(model)), settings
-        self._send, self._scratch = observer, scratch
-        self._profile, self._sites = read_profile(settings), find_sites(self._model)
+        self._send, self._scratch, self._names = observer, scratch, names
+        self._profile, self._sites = read_profile(settings), find_sites(self._model, names)
         self._in_float = tuple[PlacementRule, ...]()
         self._given: Mapping[str, Encoding] | None = None
         self._measured: MeasuredRanges | None = None
@@ -66,7 +72,7 @@ class ModelQuantizer:
     def begin(self) -> None:
         """Decide formats, by rules or by the encodings of a file."""
         path = self._settings.encodings_from
-        self._given = None if path is None else read_given(path, self._model)
+        self._given = None if path is None else read_given(path, self._model, self._names)
         self.placement = self.place(self._given or ())  # which tensor is quantized how
         if self._given is not None:
             self._of_adapters = find_calibrated(self._model, self._given, self.placement)
@@ -81,7 +87,7 @@ class ModelQuantizer:
     def place(self, given: Collection[str] = (), dtypes: Collection[str] = ("float32",)) -> Placement:
         with time_stage(self._send, "place") as details:
             rules, notes = self._profile.rules(self._model, given, self._sites)
-            placement = place(self._model, (*rules, *own_rules(self._settings)), dtypes, self._sites)
+            placement = place(self._model, (*rules, *own_rules(self._settings)), dtypes, self._sites, self._names)
             details.append(f"{len(placement.quantized_sites())} of {len(placement.sites)} tensors quantized")
             for sentence in describe_obstructions(
                 self._model, self._profile.name, self._profile.target, refuse=self._settings.unsupported == "refuse"
@@ -89,36 +95,29 @@ class ModelQuantizer:
                 self._send(Note(sentence))
             if self._profile.target is not None and not given:  # those of a file are not those of the rules
                 refuse_formats(placement, self._profile.target)
-            for sentence in (*notes, *describe_opaque_operators(self._model), *describe_untyped_values(self._model)):
+            opaque = describe_opaque_operators(self._model, self._names)
+            for sentence in (*notes, *opaque, *describe_untyped_values(self._model)):
                 self._send(Note(sentence))
             if own := find_quantized(self._model.proto.graph):
-                self._send(
-                    Note(f"quantsim: left as they are, since the model quantizes them: {plural(len(own), 'value')}")
-                )
+                self._send(Note(f"left as they are, since the model quantizes them: {plural(len(own), 'value')}"))
         return placement
 
     def find_ranges(self, samples: Samples) -> None:
         """Measure what values each activation takes."""
         if not self.needs_ranges:
             return
-        calibration = self._settings.calibration
-        with time_stage(self._send, "calibrate") as details:
+        with time_stage(self._send, "calibrate"):
             if samples.note:
                 self._send(Note(samples.note))
-            measurement = RangeMeasurement(
-                self._model, self.placement, calibration.method, percentile=calibration.percentile
-            )
-            for sample in samples.first(samples.fitted):
-                measurement.add(sample)
-            details.append(calibration.method)
-            self._take_measured(measurement.finish())
+            self._take_measured(measure(self._model, self.placement, samples.first(samples.fitted)))
 
     def _take_measured(self, measured: MeasuredRanges) -> None:
         """Leave in float what is infinite or NaN on a sample, where the model drops that."""
         self._measured = measured
         self._in_float = tuple(find_dropped_infinities(self._model, self.placement, measured.extents()))
         if self._in_float:
-            self.placement = place(self._model, (*rules_of(self._settings, self._model), *self._in_float))
+            rules = (*rules_of(self._settings, self._model), *self._in_float)
+            self.placement = place(self._model, rules, sites=self._sites, names=self._names)
 
     def ranges(self, placement: Placement) -> dict[str, Range]:
         """The range of each group of `placement`, by what was measured."""
@@ -153,7 +152,7 @@ class ModelQuantizer:
             name = Path(str(self._settings.encodings_from)).name
             details.append(f"{len(encodings.keys() - own.keys())} encodings of {name}")
             if self._profile.target is not None:
-                refuse_formats(placement, self._profile.target, "quantsim.encodings_from")
+                refuse_formats(placement, self._profile.target, self._names.encodings)
             if own:
                 details.append(f"{len(own)} of adapters calibrated")
         return placement, encodings
@@ -174,7 +173,9 @@ class ModelQuantizer:
         with time_stage(self._send, "simulate") as details, tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             evaluated = self._count(samples.evaluation(self._settings.evaluation))
             try:
-                outputs, device = simulate_outputs(source or self._model, quantized, evaluated, Path(folder))
+                outputs, device = simulate_outputs(
+                    source or self._model, quantized, evaluated, Path(folder), self._names.data
+                )
             except StepFailed as failure:
                 raise CheckFailed(f"the quantized model does not run on onnxruntime: {failure}") from failure
             details.append(", ".join(f"{name} {found.sqnr_db:.2f} dB" for name, found in outputs.items()))

@@ -10,7 +10,7 @@ import numpy as np
 from passes.rewrites.mask_constants import MASKING, MaskedGraph
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
-from pipeline.config.quantsim import FLOAT
+from pipeline.config import OptionNames
 from pipeline.quantsim.encodings import Encoding, Range, encode_range, find_limited_biases
 from pipeline.quantsim.placement import PlacedSite, Placement
 
@@ -55,7 +55,7 @@ def describe_divisors(model: DetachedModel, placement: Placement, ranges: Mappin
             yield (
                 f"the divisor {name} of {node.name or node.output[0]} has {plural(small, 'element')} of {sizes.size} "
                 f"below {FEW_STEPS} steps of its {placed.precision}, the least is {sizes.min():.3g}, so quotients "
-                f"are far off; leave it in float: quantsim.rules, tensor:{name}: {{activations: {FLOAT}}}"
+                f"are far off; leave it in float: {placement.names.in_float.format(f'tensor:{name}', 'activations')}"
             )
 
 
@@ -73,7 +73,7 @@ def describe_unmeasured(placement: Placement, reached: Mapping[str, Range]) -> I
         yield (
             f"no sample has an element of {plural(len(unmeasured), 'tensor')} ({unmeasured[0]}"
             f"{', …' if unmeasured[1:] else ''}), so the scale is 1 there, which fits no data; give "
-            "quantsim.calibration.data samples with elements there"
+            f"{placement.names.data} samples with elements there"
         )
 
 
@@ -86,21 +86,21 @@ def describe_ties(placement: Placement, reached: Mapping[str, Range], ranges: Ma
         reached: the least and the greatest value of each tensor that is computed.
         ranges: by the name of a group.
     """
-    groups = {placed.site.tensor: placed.site.group for placed in placement.sites}
+    names, groups = placement.names, {placed.site.tensor: placed.site.group for placed in placement.sites}
     joins = {placed.site.group: placed for placed in placement.quantized_sites() if len(placed.site.shares) > 1}
     for placed in placement.quantized_sites():
         site = placed.site
         if site.group in joins and not site.moves and site.tensor in reached:
-            yield from _describe_few(site.tensor, reached[site.tensor], joins[site.group], ranges[site.group])
+            yield from _describe_few(site.tensor, reached[site.tensor], joins[site.group], ranges[site.group], names)
     for group, join in joins.items():
         for name in join.site.shares:  # an input with a range of its own, which the scale of the result rounds again
             source = groups.get(name, group)
             limits = reached.get(name) or reached.get(source) or ranges.get(source)
             if source != group and limits is not None:
-                yield from _describe_few(name, limits, join, ranges[group])
+                yield from _describe_few(name, limits, join, ranges[group], names)
 
 
-def _describe_few(tensor: str, limits: Range, join: PlacedSite, joined: Range) -> Iterator[str]:
+def _describe_few(tensor: str, limits: Range, join: PlacedSite, joined: Range, names: OptionNames) -> Iterator[str]:
     """A sentence if a tensor with these limits uses few values of the format that `join` has for a range."""
     precision, site = join.precision, join.site
     assert precision is not None
@@ -111,7 +111,7 @@ def _describe_few(tensor: str, limits: Range, join: PlacedSite, joined: Range) -
         yield (
             f"{tensor} uses {round(steps)} of the {2**precision.bits} values of its format, since {site.op} "
             f"{site.node} gives it one scale with tensors of a wider range; leave that node in float: "
-            f"quantsim.rules, node:{site.node}: {{activations: {FLOAT}}}"
+            f"{names.in_float.format(f'node:{site.node}', 'activations')}"
         )
 
 
@@ -132,7 +132,8 @@ def describe_masks(placement: Placement, reached: Mapping[str, Range]) -> Iterat
             yield (
                 f"the input {name} reaches {lowest:g}, as a mask does that is added to scores, so tensors in its range "
                 f"keep no values for the scores; feed a bound such as -30 there (clamp-mask raises constants alone), "
-                f"or leave the mask and the sum in float: quantsim.rules, tensor:{name}: {{activations: {FLOAT}}}"
+                "or leave the mask and the sum in float: "
+                f"{placement.names.in_float.format(f'tensor:{name}', 'activations')}"
             )
 
 
@@ -159,17 +160,19 @@ def describe_mask_constants(model: DetachedModel, placement: Placement, ranges: 
         yield (
             f"the constant {name} masks attention with {lowest[name]:g}, which is in the range of "
             f"{plural(len(wide), 'tensor')} ({wide[0]}{', …' if wide[1:] else ''}), so scores keep no values of the "
-            "format; put clamp-mask into quantsim.prepare, which raises the mask to a bound such as -30"
+            f"format; {placement.names.step.format('clamp-mask')}, which raises the mask to a bound such as -30"
         )
 
 
-def describe_limited_biases(encodings: Mapping[str, Encoding], model: DetachedModel) -> Iterator[str]:
+def describe_limited_biases(
+    encodings: Mapping[str, Encoding], model: DetachedModel, names: OptionNames
+) -> Iterator[str]:
     """A sentence for each bias that 32 bits do not hold."""
     for name, beyond, size in find_limited_biases(encodings, model):
         yield (
             f"{beyond} of the {plural(size, 'number')} of the bias {name} are beyond 32 bits in the "
-            "scale of its products, and become the largest there; leave it in float: quantsim.rules, "
-            f"tensor:{name}: {{activations: float}}"
+            "scale of its products, and become the largest there; leave it in float: "
+            f"{names.in_float.format(f'tensor:{name}', 'activations')}"
         )
 
 

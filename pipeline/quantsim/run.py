@@ -193,7 +193,7 @@ class QuantSim:
 
     def _hold_out(self, samples: Samples, settings: QuantSimConfig, show: Observer) -> None:
         held, seen = samples.hold_out(settings.evaluation), plural(samples.fitted, "sample")
-        show(Note(f"quantsim: ranges and steps are fitted to {seen}, and all is judged on {held} others"))
+        show(Note(f"ranges and steps are fitted to {seen}, and all is judged on {held} others"))
 
 
 def _check_settings(config: RunConfig) -> None:

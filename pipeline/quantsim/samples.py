@@ -17,13 +17,13 @@ from passes.proof.draws import InputSampler
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
-from pipeline.config import QuantSimConfig, split_factory
+from pipeline.config import KEYS, QuantSimConfig, split_factory
 from pipeline.errors import UsageError
 from pipeline.export.source import InputSpec
 from pipeline.verify.user_inputs import LISTS, input_files, raw_files, read_samples
 from pipeline.workspace import stamp
 
-KEY: Final = "quantsim.calibration.data"
+KEY: Final = KEYS.data
 
 Feeds = dict[str, np.ndarray]
 
@@ -62,7 +62,7 @@ class Samples:
         found = sum(1 for _ in self.first(self.fitted + count))
         if found < 2:
             raise UsageError(
-                f"quantsim: found {plural(found, 'sample')} in {self._key}, expected two at least: the steps see "
+                f"found {plural(found, 'sample')} in {self._key}, expected two at least: the steps see "
                 "one, and are judged on another"
             )
         held = min(count, max(found - self.fitted, found // 4, 1))
@@ -143,8 +143,8 @@ class Samples:
         sizes = self._sampler.sizes.items() if self._sampler else ()
         drawn = ", ".join(f"{dim or 'unnamed'}={size}" for dim, size in sizes)
         return (
-            f"quantsim: no calibration data is given, so the ranges are those of random inputs{drawn and f' ({drawn})'}"
-            f": scales and noise say nothing of the model in use; give {self._key}"
+            f"no calibration data is given, so the ranges are those of random inputs{drawn and f' ({drawn})'}: scales"
+            f" and noise say nothing of the model in use; give {self._key}"
         )
 
 

@@ -158,7 +158,7 @@ def round_to_nearest(array: np.ndarray, form: WeightFormat) -> tuple[RoundedWeig
         place = index_channels(array.ndim, channel, first, last)
         part = array[place].astype(np.float32)
         if not np.isfinite(part).all():
-            raise UsageError(f"quantsim: the stored tensor {form.name!r} holds infinity or NaN, which has no scale")
+            raise UsageError(f"the stored tensor {form.name!r} holds infinity or NaN, which has no scale")
         found = encode_weight(part, precision, form.axis)
         rounded = found.scale.astype(array.dtype)  # the scale that is stored decides the integers; none is smaller
         short = rounded.astype(np.float32) < found.scale

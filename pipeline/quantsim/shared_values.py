@@ -78,7 +78,7 @@ class SharedValues:
             for part in others:
                 if formats[part].get(name) != wanted:
                     raise UsageError(
-                        f"quantsim: the weight {name} is {wanted or 'float'} in {first} and "
+                        f"the weight {name} is {wanted or 'float'} in {first} and "
                         f"{formats[part].get(name) or 'float'} in {part}, which share it; expected one rule for both, "
                         "under quantsim.rules"
                     )

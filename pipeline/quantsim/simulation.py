@@ -26,6 +26,7 @@ from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel
 from passes.weights.files import save
 from passes.weights.ort_values import run_session
 from passes.weights.sessions import Session, describe_refusal
+from pipeline.config import KEYS
 from pipeline.errors import UsageError
 from pipeline.quantsim.noise import sqnr_db
 from pipeline.quantsim.qdq import find_fixed_values
@@ -110,7 +111,7 @@ def compare_outputs(
 
 
 def simulate_outputs(
-    model: DetachedModel, quantized: DetachedModel, samples: Iterable[Feeds], folder: Path
+    model: DetachedModel, quantized: DetachedModel, samples: Iterable[Feeds], folder: Path, data: str = KEYS.data
 ) -> tuple[dict[str, OutputNoise], DeviceLike]:
     """`compare_outputs` and `run_device_like` together, for which the float model runs once on each sample.
 
@@ -119,13 +120,14 @@ def simulate_outputs(
         quantized: the other model.
         samples: input → array.
         folder: for the quantized model and the optimized graph.
+        data: what messages call the option of the samples.
 
     Raises:
         StepFailed: onnxruntime cannot run the float model, or the quantized one without optimizations, or an output has
             another shape.
         UsageError: the float model gives NaN.
     """
-    expected, exact, sums = _open(model), Session.of(quantized), _OutputSums()
+    expected, exact, sums = _open(model), Session.of(quantized), _OutputSums(data)
     device = _DeviceRun(quantized, folder, PROTOBUF_LIMIT)
     for feeds in samples:
         wanted = expected.run(feeds)
@@ -266,7 +268,8 @@ class _OptimizedSession:
 class _OutputSums:
     """Sums over samples for the noise of each output of floats."""
 
-    def __init__(self) -> None:
+    def __init__(self, data: str = KEYS.data) -> None:
+        self._data = data
         self._sums: dict[str, list[float]] = {}
 
     def add(self, expected: Outputs, found: Outputs) -> None:
@@ -280,8 +283,8 @@ class _OutputSums:
                 continue
             if np.isnan(array).any():
                 raise UsageError(
-                    f"quantsim: output {name!r} of the float model holds NaN on a sample, so its noise is not known; "
-                    "give data like that in use as quantsim.calibration.data"
+                    f"output {name!r} of the float model holds NaN on a sample, so its noise is not known; give "
+                    f"samples like those in use ({self._data})"
                 )
             if found[name].shape != array.shape:
                 raise StepFailed(f"output {name!r} has the shape {found[name].shape}, expected {array.shape}")

@@ -24,6 +24,7 @@ from passes.graph.op_facts import (
 from passes.graph.traversal import bodies_in, every_graph, every_node, reads_of
 from passes.provenance.annotations import module_path_of
 from passes.weights.detached import DetachedModel
+from pipeline.config import KEYS, OptionNames
 
 Role = Literal["input", "activation", "constant", "weight", "bias"]
 
@@ -74,11 +75,12 @@ class Site:
     dtype: str = "float32"
 
 
-def find_sites(model: DetachedModel) -> tuple[Site, ...]:
+def find_sites(model: DetachedModel, names: OptionNames = KEYS) -> tuple[Site, ...]:
     """Every float tensor, in graph order: inputs, then constants and results as nodes read and make them, with the
     constants that only bodies read, and the values of bodies. Constants that nothing reads or that have no elements are
-    left out, and so are weights in another layout: there the stored tensor is the site."""
-    search = _SiteSearch(model)
+    left out, and so are weights in another layout: there the stored tensor is the site. `names` are the words of what
+    keeps a scale from a tensor."""
+    search = _SiteSearch(model, names)
     for node in model.proto.graph.node:
         search.add(node)
     return search.sites_in_groups()
@@ -87,8 +89,9 @@ def find_sites(model: DetachedModel) -> tuple[Site, ...]:
 class _SiteSearch:
     """The sites of the nodes that were added, which come in graph order."""
 
-    def __init__(self, model: DetachedModel) -> None:
+    def __init__(self, model: DetachedModel, names: OptionNames) -> None:
         self._graph = graph = model.proto.graph
+        self._untie = advise_untie(names)
         known = find_floats(model.proto, EVERY_FLOAT, in_bodies=True)
         tensors = {tensor.name: tensor for owner in every_graph(graph) for tensor in owner.initializer}
         tensors |= _constants_in_bodies(graph)
@@ -138,7 +141,7 @@ class _SiteSearch:
         if before is None or (before.role == "constant" and found.role != "constant"):
             self._sites[found.tensor] = replace(found, moved_to=self._moved_weights.get(found.tensor, ()))
         elif before.role == found.role == "weight":
-            self._sites[found.tensor] = _agree_on_axes(before, found)
+            self._sites[found.tensor] = _agree_on_axes(before, found, self._untie)
         if found.role == "constant" and node.op_type not in LAYOUT_OPS:
             self._lent.setdefault(found.tensor, []).append(node.output[0])
         if found.bias_of is not None:
@@ -168,7 +171,7 @@ class _SiteSearch:
         kept = {name: site for name, site in self._sites.items() if name not in left_out}
         shared = share_encodings(replace(site, dtype=_dtype_of(self._types[name])) for name, site in kept.items())
         groups = {site.tensor: site.group for site in shared}
-        differences = {name: _compare_products(consumers, groups) for name, consumers in self._products.items()}
+        differences = {name: _compare_products(found, groups, self._untie) for name, found in self._products.items()}
         return tuple(
             replace(
                 site,
@@ -260,22 +263,22 @@ def _constants_in_bodies(graph: GraphProto) -> dict[str, TensorProto]:
     }
 
 
-def _agree_on_axes(known: Site, found: Site) -> Site:
+def _agree_on_axes(known: Site, found: Site, advice: str) -> Site:
     """The site of a weight that is read once more: along axes on which its consumers differ it has no scales."""
     if (known.channel_axis, known.summed_axis) == (found.channel_axis, found.summed_axis):
         return known
-    why = f"{known.node} and {found.node} have their channels along different axes of it; {UNTIE}"
+    why = f"{known.node} and {found.node} have their channels along different axes of it; {advice}"
     return replace(known, channel_axis=None, summed_axis=None, disagreement=known.disagreement or why)
 
 
-def _compare_products(consumers: Sequence[Site], groups: Mapping[str, str]) -> str:
+def _compare_products(consumers: Sequence[Site], groups: Mapping[str, str], advice: str) -> str:
     """Why no scale suits a bias: the products that it is added to have different scales. Empty where they agree."""
     scales = {
         (groups.get(data := site.bias_of[0], data), site.bias_of[1]): site.node for site in consumers if site.bias_of
     }
     first, *others = scales.values()
     return (
-        f"the products of {first} and {others[0]} that it is added to have scales of their own; {UNTIE}"
+        f"the products of {first} and {others[0]} that it is added to have scales of their own; {advice}"
         if others
         else ""
     )
@@ -362,7 +365,10 @@ def _name_of(node: NodeProto) -> str:
     return node.name or next(filter(None, node.output))
 
 
-UNTIE: Final = "untie in quantsim.prepare gives each module a copy of its own, and {untie: {each_node: true}} each node"
+def advise_untie(names: OptionNames) -> str:
+    """How each reader of a stored tensor gets one of its own."""
+    return f"{names.step.format('untie')} for a copy for each module, or {{untie: {{each_node: true}}}} for each node"
+
 
 PICKS: Final[Mapping[str, tuple[int, ...]]] = {
     "MaxPool": (0,),

@@ -144,8 +144,8 @@ class Simulation(ModelQuantizer):
             noise = self.measure(noise_of_all)  # what each tensor adds, and the sum up to it
         sensitivity, why_not = self.estimate(encodings, tuned, samples)  # what each layer alone does to the outputs
         layouts = self.write_layouts(samples)  # the weights as other tools store them
-        written = (f"quantsim: {sentence}" for sentence in layouts.values() if sentence)
-        notes = (*self._notes, *ties, *describe_limited_biases(encodings, tuned), *written)
+        written = filter(None, layouts.values())
+        notes = (*self._notes, *ties, *describe_limited_biases(encodings, tuned, placement.names), *written)
         report = make_report(placement, noise, sensitivity, why_not, outputs, device, self._model, notes)
         rows = (*judge_preparation(self._workspace.folder, self._settings, samples), *steps)
         report = replace(report, optimized=rows, metric=metric.result(self.quantized) if metric else None)
@@ -188,7 +188,7 @@ class Simulation(ModelQuantizer):
     def place_only(self, why: str) -> QuantSimResult:
         """What needs no weights: placement, coverage and sizes. `why` says why nothing is run."""
         report = make_placement_report(self.place(), self._model, why, self._notes)
-        self._send(Note(f"quantsim: nothing is calibrated or simulated, only placed: {why}"))
+        self._send(Note(f"nothing is calibrated or simulated, only placed: {why}"))
         remove_quantization(self._workspace)
         self._workspace.write_text(QUANTIZATION_REPORT, report_text(report))
         return QuantSimResult(self._workspace.folder, report, (QUANTIZATION_REPORT,))
@@ -317,7 +317,7 @@ class Simulation(ModelQuantizer):
                     if error.name not in EXTRAS:
                         raise
                     error = MissingExtra(str(error.name), "it")
-                self._send(Note(f"quantsim: sensitivity is not estimated: {error}"))
+                self._send(Note(f"sensitivity is not estimated: {error}"))
                 return {}, str(error)
             details.append(plural(len(found), "layer"))
         return found, "" if found else "no layer is quantized"
@@ -327,7 +327,7 @@ class Simulation(ModelQuantizer):
     ) -> Suggestion | None:
         """Formats of single layers that meet the target, simulated with the ranges that were measured."""
         if not sensitivity:
-            self._send(Note("quantsim: nothing is suggested, since the sensitivity of layers is not known"))
+            self._send(Note("nothing is suggested, since the sensitivity of layers is not known"))
             return None
 
         def simulate(placements: Placements) -> float:
@@ -361,5 +361,5 @@ class Simulation(ModelQuantizer):
         unsigned = self._profile.find_asymmetric(self._model, self._sites) | chosen.keys()
         text, notes = encodings_text(self._model, encodings | chosen, self._settings.encodings, unsigned)
         for sentence in notes:
-            self._send(Note(f"quantsim: {ENCODINGS} {sentence}"))
+            self._send(Note(f"{ENCODINGS} {sentence}"))
         return write_simulation(self._workspace, report, self.quantized, text, tuned)

@@ -58,8 +58,9 @@ class TargetReport:
     remarks: tuple[str, ...]
 
 
-def refuse_formats(placement: Placement, table: TargetTable, source: str = "quantsim.rules") -> None:
-    """Whether the target runs the formats that weights and activations are to have, by `source`. Biases are not asked.
+def refuse_formats(placement: Placement, table: TargetTable, source: str = "") -> None:
+    """Whether the target runs the formats that weights and activations are to have, by the option `source` or else by
+    rules. Biases are not asked.
 
     Raises:
         UsageError: it lacks one.
@@ -69,8 +70,8 @@ def refuse_formats(placement: Placement, table: TargetTable, source: str = "quan
         if site.role != "bias" and isinstance(precision, Precision) and not table.runs(precision, is_weight=is_weight):
             other = "take the profile weight-only" if is_weight else "leave it in float"
             raise UsageError(
-                f"{source}: {site.tensor} is to be {precision}, which {table.title} does not dequantize; "
-                f"give it another format, or {other}"
+                f"{source or placement.names.rules}: {site.tensor} is to be {precision}, which {table.title} does not "
+                f"dequantize; give it another format, or {other}"
             )
 
 
@@ -92,7 +93,7 @@ def describe_obstructions(
     if found and refuse:
         listing = "".join(f"\n  {obstruction}" for obstruction in found)
         raise CheckFailed(f"{name} does not take the model (quantsim.unsupported: refuse):{listing}")
-    return tuple(f"quantsim: {name}: {obstruction}" for obstruction in found)
+    return tuple(f"{name}: {obstruction}" for obstruction in found)
 
 
 def check_target(model: DetachedModel, table: TargetTable) -> TargetReport:
@@ -153,7 +154,7 @@ class _TargetCheck:
                 self._add(
                     "inputs",
                     "sizes are not fixed",
-                    "call `onnxline fix-shapes`, or give model.inputs.NAME.shape of a torch model numbers",
+                    "call `onnxline fix-shapes`, or give the inputs of a torch model numbers as their shape",
                     info.name,
                 )
 

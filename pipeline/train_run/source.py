@@ -204,7 +204,7 @@ def open_train_source(config: RunConfig, batch: object, quantized: Path | None) 
 
 def _sizes_of(path: Path, batch: object) -> dict[str, tuple[int, ...]]:
     """The shapes of the inputs of an ONNX model in a batch, as far as it has any; the recording says what is wrong."""
-    names = [spec.name for spec in read_onnx_file(str(path), ModelConfig(onnx=str(path))).inputs]
+    names = [spec.name for spec in read_onnx_file(str(path)).inputs]
     given = dict(zip(names, batch, strict=False)) if isinstance(batch, tuple | list) else batch
     tensors = given if isinstance(given, Mapping) else {}
     return {name: tuple(tensors[name].shape) for name in names if isinstance(tensors.get(name), torch.Tensor)}

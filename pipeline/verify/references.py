@@ -21,7 +21,7 @@ from passes.proof.numbers import DRAWN
 from passes.proof.precision import computed_types
 from passes.proof.prover import Reference, advice_on
 from passes.weights.stand_ins import digest_of
-from pipeline.config import DEFAULT_SIZES, ModelConfig, VerifyConfig
+from pipeline.config import DEFAULT_SIZES, KEYS, ModelConfig, OptionNames, VerifyConfig
 from pipeline.errors import SourceError
 from pipeline.export.source import Source, TorchSource, drawn_inputs, named_dims
 
@@ -80,8 +80,14 @@ def plan_draws(source: Source, model: ModelConfig, verify: VerifyConfig, given: 
     )
 
 
-def compute_references(source: Source, plan: DrawPlan, context: PassContext) -> References:
+def compute_references(source: Source, plan: DrawPlan, context: PassContext, names: OptionNames = KEYS) -> References:
     """Run the reference on every draw that it supports: torch here, an ONNX file in the proof worker of `context`.
+
+    Args:
+        source: the reference.
+        plan: the draws.
+        context: the workers.
+        names: the words of messages.
 
     Raises:
         SourceError: it fails on a required draw, or an output holds NaN, or no output is finite, so that nothing can
@@ -105,23 +111,24 @@ def compute_references(source: Source, plan: DrawPlan, context: PassContext) -> 
             with limit_runs(context, model, [plan.first_feeds, *(draw.feeds for draw in plan.given)]):
                 chosen, skipped = choose_in_worker(model, plan, context, drawn)
         except StepFailed as error:
-            advice = _ask_for_sizes(plan) or advice_on(error)
+            advice = _ask_for_sizes(plan, names) or advice_on(error, context.run_advice)
             raise SourceError(f"the ONNX file does not run as it is: {error}{advice}") from error
-    draws = tuple(_reference(draw) for draw in chosen)
+    draws = tuple(_reference(draw, names) for draw in chosen)
     if not any(array.size for draw in draws for array in draw.outputs.values()):
         skipped.append("no number: every output is empty on every draw, so only shapes and dtypes are compared")
     traits = {known.name: known.traits for known in plan.inputs}
     return References(draws, traits, tuple(skipped), sampler_of(chosen))
 
 
-def _ask_for_sizes(plan: DrawPlan) -> str:
+def _ask_for_sizes(plan: DrawPlan, names: OptionNames) -> str:
     """Advice where an ONNX file does not run at the sizes that were tried; empty where no dim is open."""
     if not plan.open:
         return ""
     sizes = ", ".join(f"{dim}: [2, 3]" for dim in plan.open if dim)
     unnamed = " or ".join(f"model.inputs.{known.name}.shape" for known in plan.inputs if "" in known.shape)
     ways = " and ".join([f"model.dims: {{{sizes}}}"] * bool(sizes) + [unnamed] * bool(unnamed))
-    return f"; nobody gave the sizes of its open dims, which were drawn as 2 and larger: set {ways} to sizes that fit"
+    drawn = "nobody gave the sizes of its open dims, which were drawn as 2 and larger"
+    return f"; {drawn}: {names.sizes.format(ways)}"
 
 
 def outputs_digest(references: Sequence[Reference]) -> str:
@@ -135,9 +142,9 @@ def outputs_digest(references: Sequence[Reference]) -> str:
     return digest.hexdigest()
 
 
-def _reference(chosen: ChosenDraw) -> Reference:
-    label, outputs, names = chosen.draw.label, chosen.results, ", ".join(chosen.feeds)
-    remedy = f"check the weights, and say by model.inputs.NAME.range which numbers the inputs may hold ({names})"
+def _reference(chosen: ChosenDraw, names: OptionNames) -> Reference:
+    label, outputs = chosen.draw.label, chosen.results
+    remedy = f"check the weights, and {names.numbers.format(', '.join(chosen.feeds))}"
     for name, array in outputs.items():
         if has_nan(array):
             raise SourceError(

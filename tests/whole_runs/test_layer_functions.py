@@ -109,7 +109,7 @@ def test_quantization_takes_the_layers_apart_and_gives_each_ranges_of_its_own(tm
     config = RunConfig.from_mapping(settings(tmp_path, quantsim={"profile": "qnn-htp", "sensitivity": False}))
     found = QuantSim(config, tmp_path / "out", progress=False).run()
     assert any(
-        note.startswith("quantsim: 1 function of equal layers is inlined") and note.endswith("equal bit for bit")
+        note.startswith("1 function of equal layers is inlined") and note.endswith("equal bit for bit")
         for note in found.report.notes
     )
     quantized = onnx.load(tmp_path / "out" / "model.qdq.onnx")

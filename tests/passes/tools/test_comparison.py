@@ -11,7 +11,7 @@ import pytest
 from passes import ModelError, optimize
 from passes.context import PassContext
 from passes.diff import compare_models
-from passes.tools import compare, inspect_model, to_bf16, to_fp16
+from passes.tools import compare, inspect_model, split, to_bf16, to_fp16
 from tests.support.onnx_models import biased_attention, matrix, model_of
 
 SCALED = """
@@ -240,3 +240,11 @@ def test_a_value_that_a_branch_reads_is_alive_until_then() -> None:
     }"""
     by_branch, by_none = (inspect_model(model_of(text.replace("READ", name))).peak for name in ("a", "d"))
     assert (by_branch, by_none) == (1 + 3 * 400, 1 + 2 * 400), "x, b and, for the branch, a"
+
+
+def test_inputs_that_are_no_tensors_are_named_with_what_each_command_can_do(context: PassContext) -> None:
+    model = model_of("g (seq(float[N, 8]) x) => (float[M, 8] y) { y = ConcatFromSequence <axis = 0> (x) }")
+    with pytest.raises(ModelError, match=r"drawn for tensors only; let both models begin after it: onnxline extract"):
+        compare(model, model, context=context)
+    with pytest.raises(ModelError, match=r"drawn for tensors only; leave the proof out: --no-proof \(proof=False\)$"):
+        split(model, at=["y"], context=context)

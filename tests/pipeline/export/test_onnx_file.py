@@ -20,6 +20,7 @@ from passes.proof.draws import dtype_named
 from pipeline.config import DTYPES, InputConfig, ModelConfig
 from pipeline.errors import ConfigError, SourceError, Unsupported
 from pipeline.export import InputSpec, OnnxSource, draw_inputs, load_source
+from pipeline.export.load import read_onnx_file
 from pipeline.export.source import input_spec, named_dims
 from pipeline.export.tree import leaves_with_path
 
@@ -79,6 +80,8 @@ def test_unnamed_dims_count_as_one(configured: Configured, tmp_path: Path) -> No
     assert [str(spec) for spec in load(configured).inputs] == ["x: float32[?, 4]"]
     write(tmp_path / "m.onnx", None)
     assert refusal(configured) == "input 'x' of m.onnx has no shape, not even a rank; declare model.inputs.x.shape"
+    with pytest.raises(SourceError, match="give it one: onnxline fix-shapes MODEL -o OUT --shape x=SIZES"):
+        read_onnx_file(str(tmp_path / "m.onnx"))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +140,9 @@ def test_external_data_outside_of_the_folder(configured: Configured, tmp_path: P
 
 def test_inputs_that_cannot_be_drawn(configured: Configured, tmp_path: Path) -> None:
     write(tmp_path / "m.onnx", [2, 4], dtype=TensorProto.STRING)
-    assert refusal(configured, Unsupported).startswith("input 'x' is string; inputs can be drawn for float64")
+    said = refusal(configured, Unsupported)
+    assert said.startswith("input 'x' is string, expected a tensor of float64")
+    assert said.endswith("onnxline extract MODEL -o OUT --from VALUE (--proof structure where it is no tensor)")
 
 
 # Draws: seeded, in range, of every dtype.

@@ -275,7 +275,7 @@ def test_a_file_of_the_user_is_a_profile(tmp_path: Path) -> None:
     profile = read_profile(QuantSimConfig(profile=AimetProfile(aimet_config=str(path), activation_bits=8)))
     rules, notes = profile.rules(mlp())
     assert formats(place(mlp(), rules))["y"] == "uint8"
-    assert [note.split(": ")[2].partition(",")[0] for note in notes] == [
+    assert [note.split(": ")[1].partition(",")[0] for note in notes] == [
         "strict_symmetric is not True",
         "op_type names ChannelShuffle",
         "params.bias is quantized",

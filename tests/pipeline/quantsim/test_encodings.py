@@ -12,6 +12,7 @@ from onnxruntime.quantization.quant_utils import compute_scale_zp, compute_scale
 
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
+from pipeline.config import KEYS
 from pipeline.config.quantsim import Precision, parse_precision
 from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import (
@@ -198,7 +199,7 @@ def test_a_dead_channel_has_a_scale_in_whose_products_each_bias_fits(text: str) 
     model = dead_channel(7.0)
     ranges = dict.fromkeys("xyz", (-1.0, 1.0))
     encodings = encode(place(model, [rule("op:*", text, "uint8")]), ranges, model)
-    assert not list(describe_limited_biases(encodings, model))
+    assert not list(describe_limited_biases(encodings, model, KEYS))
     np.testing.assert_allclose(round_trip(np.full(3, 2, "f4"), encodings["b"], is_stored=True), 2, rtol=1e-3)
     np.testing.assert_allclose(round_trip(np.full((1, 3), 7, "f4"), encodings["c"], is_stored=True), 7, rtol=1e-3)
     if "channel" in text:
@@ -211,7 +212,7 @@ def test_a_bias_beyond_32_bits_of_its_products_is_named_with_its_count() -> None
     model = dead_channel()
     ranges = dict.fromkeys("xyz", (-1.0, 1.0))
     encodings = encode(place(model, [rule("op:*", "uint8/channel", "uint8")]), ranges, model)
-    note, _ = describe_limited_biases(encodings, model)
+    note, _ = describe_limited_biases(encodings, model, KEYS)
     assert note.startswith("1 of the 3 numbers of the bias b are beyond 32 bits")
     assert "tensor:b: {activations: float}" in note
     stored = np.full(3, 2, "f4")

@@ -284,7 +284,7 @@ quantsim:
     out = tmp_path / "out"
     shown = CliRunner().invoke(app, ["quantsim", str(tmp_path / "two.yaml"), "--out", str(out), "--verbose"])
     assert shown.exit_code == 0, shown.output
-    assert "quantsim: ranges and steps are fitted to 6 samples, and all is judged on 2 others" in shown.output
+    assert "note: ranges and steps are fitted to 6 samples, and all is judged on 2 others" in shown.output
     assert "optimize gptq (onnxsim " in shown.output
     assert "2 of 2 layers better on samples that it did not see" in shown.output
     report = json.loads((out / "quantsim.json").read_text())

@@ -419,6 +419,4 @@ def test_a_part_has_its_own_steps_of_preparation(tmp_path: Path) -> None:
     copies = {"untie": {"by_operator": True}}
     assert untied.of_part("prefill").passes.recipe == ("clean", conversion, "clamp-mask", copies)
     assert untied.of_part("decode").passes.recipe == ("onnxsim", conversion, "split-qkv", copies)
-    assert (
-        note == "quantsim: the model has opset 17, and 21 is the first with 4 bits: convert-opset is added to the steps"
-    )
+    assert note == "the model has opset 17, and 21 is the first with 4 bits: convert-opset is added to the steps"

@@ -156,8 +156,8 @@ def test_a_weight_whose_readers_have_other_channels_has_one_scale(text: str, con
     other = place(model_of(graph.format(1), w=square), rules)
     assert f"weight w: {text.partition('/')[0]}" in picture(other)
     assert list(other.notes()) == [
-        "w has one scale: a and y have their channels along different axes of it; untie in quantsim.prepare gives each "
-        "module a copy of its own, and {untie: {each_node: true}} each node"
+        "w has one scale: a and y have their channels along different axes of it; put untie into quantsim.prepare for "
+        "a copy for each module, or {untie: {each_node: true}} for each node"
     ]
     assert list(place(model_of(graph.format(1), w=square), [rule("op:*", "int8", "uint16")]).notes()) == []
     untied = place(Untie(each_node=True).apply(model_of(graph.format(1), w=square), context).model, rules)
@@ -184,7 +184,7 @@ def test_a_bias_of_products_with_other_scales_stays_in_float(nodes: str, placed:
     if placed != "int32":
         placed += " that it is added to have scales of their own; "
         placed += (
-            "untie in quantsim.prepare gives each module a copy of its own, and {untie: {each_node: true}} each node"
+            "put untie into quantsim.prepare for a copy for each module, or {untie: {each_node: true}} for each node"
         )
     assert f"bias b: {placed}" in picture(place(model, [rule("op:*", "int8/channel", "uint16")]))
 
@@ -262,10 +262,10 @@ def test_operators_that_quantizers_do_not_see_into_are_named_with_what_helps() -
         }"""
     model = detached(onnx.parser.parse_model(text))
     assert describe_opaque_operators(model) == (
-        "quantsim: com.microsoft::FastGelu (2 nodes) is an operator that few quantizers know; "
+        "com.microsoft::FastGelu (2 nodes) is an operator that few quantizers know; "
         "skip what writes it (`onnxline passes --group fusions`)",
-        "quantsim: com.microsoft::MultiHeadAttention (1 node) hides its scores and softmax from quantizers; "
-        "put decompose-attention in quantsim.prepare",
+        "com.microsoft::MultiHeadAttention (1 node) hides its scores and softmax from quantizers; "
+        "put decompose-attention into quantsim.prepare",
     )
     assert describe_opaque_operators(mlp()) == ()
 

@@ -174,7 +174,7 @@ def test_steps_that_do_not_read_the_data_of_the_calibration_are_a_note(
     notes = list(describe_run(nothing, config))  # type: ignore[arg-type]
     assert len(notes) == (sentence is not None)
     for note in notes:
-        assert note.startswith("quantsim: clamp-mask and awq took activations from random draws and not from")
+        assert note.startswith("clamp-mask and awq took activations from random draws and not from")
         assert sentence is not None and sentence in note and note.endswith("as verify.inputs")
 
 

@@ -61,7 +61,7 @@ def at_opset(folder: Path, version: int) -> None:
 
 def test_an_earlier_opset_is_converted_to_the_first_one_that_has_the_formats(folder: Path) -> None:
     at_opset(folder, 12)
-    note = "quantsim: the model has opset 12, and {} is the first with {}: convert-opset is added to the steps"
+    note = "the model has opset 12, and {} is the first with {}: convert-opset is added to the steps"
     assert note.format(21, "4 bits") in run(folder)
     assert opset_of(onnx.load(folder / "out" / "model.qdq.onnx")) == 21
     printed = run(folder, "--set", "quantsim.rules={}")
