@@ -30,7 +30,7 @@ from passes.suggest import nearest, plural
 from passes.tools.chain import prove_chain
 from passes.visible import Table, TableResult
 from passes.weights.detached import DetachedModel, attach, open_model
-from passes.weights.files import write_file, write_model
+from passes.weights.files import write_errors, write_file, write_model
 
 MANIFEST: Final = "manifest.json"
 
@@ -134,7 +134,8 @@ class PartedModel(TableResult):
             UsageError: a file cannot be written.
         """
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        with write_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         for part in self.parts:
             part.save(folder / f"{part.name}.onnx")
         write_file(folder / MANIFEST, json.dumps(self.manifest(), indent=2) + "\n")

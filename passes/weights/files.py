@@ -320,7 +320,9 @@ def write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(describe_write_error(path, error)) from error
-    except ValueError as error:  # a NUL byte in the path
+    except ValueError as error:  # a NUL byte in the path, or "." and "/", of which pathlib has no name
+        if "empty name" in str(error):
+            raise UsageError(describe_write_error(path, OSError(errno.EISDIR, ""))) from error
         if "null" not in str(error):
             raise
         raise UsageError(f"cannot write to {str(path)!r}: the name holds a NUL byte; give another file") from error

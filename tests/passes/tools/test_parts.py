@@ -169,6 +169,8 @@ def test_an_input_of_both_models_stays_one(context: PassContext, tmp_path: Path)
         ("Relu", ["x"]),
         ("Add", ["a", "x"]),
     ]
+    with pytest.raises(UsageError, match=r"cannot write to .*first.onnx"):
+        whole.save(first)
     beside = merge(model_of(SKIP), model_of(SKIP), {"x": "x"}, context=context)
     assert ([*beside.model.index.required_inputs], [*beside.errors]) == (["x"], ["y", "y_2"])
 

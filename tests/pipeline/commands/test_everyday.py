@@ -267,6 +267,12 @@ def test_split_and_merge(model: Path, tmp_path: Path) -> None:
     call("split", model, "-o", tmp_path / "target", "--target", "coreml")
 
 
+@pytest.mark.parametrize("place", [".", "/", ""])
+def test_a_page_cannot_be_a_folder(place: str, model: Path) -> None:
+    assert "it is a folder; name a file in it" in call("view", model, "-o", place, code=2)
+    assert "it is a folder; name a file in it" in call("inspect", model, "--html", place, code=2)
+
+
 def test_sizes_of_many_parts_are_a_range(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["split", model, "--at", "scores", "--no-proof", "-o"]
     assert re.search(r"2 parts \([\d.]+ KiB, [\d.]+ KiB\)", call(*words, tmp_path / "a"))
