@@ -44,8 +44,8 @@ class ModelComparison:
 
     @property
     def ok(self) -> bool:
-        """Whether all outputs are within tolerance."""
-        return all(errors.ok for errors in self.numbers.outputs.values())
+        """Whether all outputs are within tolerance, on each draw or sample."""
+        return not self.numbers.not_run and all(errors.ok for errors in self.numbers.outputs.values())
 
     def text(self, most: int | None = 20) -> str:
         shown = numbers_text(self.numbers, most=most, title="outputs and common values").lstrip("\n")

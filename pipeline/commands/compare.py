@@ -10,7 +10,7 @@ from pipeline.commands.shared import FORMAT_VERSION, add_command, locate_parts, 
 from pipeline.terminal import print_json
 
 DIFFERENT = 1
-"""Exit code when an output is out of tolerance."""
+"""Exit code when an output is out of tolerance, or the second model does not run on a draw."""
 
 
 def register(app: typer.Typer) -> None:

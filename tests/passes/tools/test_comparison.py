@@ -248,3 +248,13 @@ def test_inputs_that_are_no_tensors_are_named_with_what_each_command_can_do(cont
         compare(model, model, context=context)
     with pytest.raises(ModelError, match=r"drawn for tensors only; leave the proof out: --no-proof \(proof=False\)$"):
         split(model, at=["y"], context=context)
+
+
+def test_a_model_that_does_not_run_on_a_sample_does_not_agree(context: PassContext) -> None:
+    text = "g (float[N, 8] x) => (float[M, 4] y) { y = Reshape (x, s) }"
+    models = [model_of(text, s=np.array(shape, np.int64)) for shape in ([-1, 4], [4, 4])]
+    samples = [{"x": np.ones((size, 8), np.float32)} for size in (2, 3)]
+    assert compare(*models, samples[:1], context=context).ok
+    found = compare(*models, samples, context=context)
+    assert (found.ok, found.as_data()["ok"]) == (False, False)
+    assert "the second model does not run on sample 1" in str(found)
