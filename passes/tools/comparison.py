@@ -35,12 +35,14 @@ class ModelComparison:
     `meets`: a value of the first model that the second does not have → the next value that both have, by its name in
     the first model, at which it is compared; empty where only outputs follow.
     `stored`: tensors that differ, also in elements that no input reads, such as a row of a table.
+    `unpaired`: a sentence on each output that only one of the models has.
     """
 
     numbers: Numbers
     layers: tuple[LayerErrors, ...]
     meets: Mapping[str, str]
     stored: tuple[InitializerChange, ...] = ()
+    unpaired: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -50,7 +52,11 @@ class ModelComparison:
     def text(self, most: int | None = 20) -> str:
         shown = numbers_text(self.numbers, most=most, title="outputs and common values").lstrip("\n")
         shown += layers_text(self.layers, most=most)
-        return shown + "".join(f"{line}\n" for line in (*self._stored_lines(most), *self._meeting_lines(most)))
+        further = *self._unpaired_lines(), *self._stored_lines(most), *self._meeting_lines(most)
+        return shown + "".join(f"{line}\n" for line in further)
+
+    def _unpaired_lines(self) -> Iterator[str]:
+        yield from ("", *map(visible_line, self.unpaired)) if self.unpaired else ()
 
     def _stored_lines(self, most: int | None) -> Iterator[str]:
         if not self.stored:
@@ -93,6 +99,7 @@ class ModelComparison:
             "layers": layers_as_data(self.layers),
             "meets": dict(self.meets),
             "stored": [asdict(change) for change in self.stored],
+            "unpaired": self.unpaired,
         }
 
 
@@ -131,7 +138,16 @@ def compare(
         except StepFailed as failure:
             raise ModelError(f"{failure}{SPACE if REFUSED in str(failure) else ''}") from failure
     changes = compare_matched(matched).initializers
-    return replace(found, stored=tuple(change for change in changes if change.before == change.after))
+    stored = tuple(change for change in changes if change.before == change.after)
+    return replace(found, stored=stored, unpaired=tuple(_unpaired_outputs(matched)))
+
+
+def _unpaired_outputs(matched: ModelMatching) -> Iterator[str]:
+    sides = ("first", matched.before, {*matched.outputs.values()}), ("second", matched.after, matched.outputs.keys())
+    for which, model, paired in sides:
+        for name in model.index.outputs:
+            if name not in paired:
+                yield f"output {name}: only the {which} model has it, so it is not compared"
 
 
 def compare_matching(

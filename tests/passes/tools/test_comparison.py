@@ -258,3 +258,12 @@ def test_a_model_that_does_not_run_on_a_sample_does_not_agree(context: PassConte
     found = compare(*models, samples, context=context)
     assert (found.ok, found.as_data()["ok"]) == (False, False)
     assert "the second model does not run on sample 1" in str(found)
+
+
+def test_outputs_that_only_one_model_has_are_said(context: PassContext) -> None:
+    both = model_of("g (float[N, 8] x) => (float[N, 8] y, float[N, 8] z) { y = Neg (x) z = Abs (x) }")
+    one = model_of("g (float[N, 8] x) => (float[N, 8] y) { y = Neg (x) }")
+    found = [compare(*models, context=context) for models in ((both, one), (one, both), (both, both))]
+    words = [f"output z: only the {which} model has it, so it is not compared" for which in ("first", "second")]
+    assert [line.unpaired for line in found] == [(words[0],), (words[1],), ()]
+    assert f"\n{words[0]}\n" in str(found[0])
