@@ -166,8 +166,8 @@ def check_place(path: Path) -> None:
         raise UsageError(f"{path} is there already and is no baseline, so it is not written over; give another --file")
 
 
-def read_baseline(path: Path) -> dict[str, Any]:
-    """Read a baseline.
+def read_baseline(path: Path, source: str = "CONFIG") -> dict[str, Any]:
+    """Read a baseline; `source` is the configuration or model that a message tells to accept.
 
     Raises:
         UsageError: the file is missing, is no baseline, or has another format version.
@@ -175,11 +175,11 @@ def read_baseline(path: Path) -> dict[str, Any]:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"no baseline at {path}; make it with `onnxline baseline accept`") from None
+        raise UsageError(f"no baseline at {path}; make it with `onnxline baseline accept {source}`") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"{path} cannot be read as a baseline: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict) or "format_version" not in data:
-        raise UsageError(f"{path} is not a baseline; make one with `onnxline baseline accept`")
+        raise UsageError(f"{path} is not a baseline; make one with `onnxline baseline accept {source}`")
     if data["format_version"] != FORMAT_VERSION:
         raise UsageError(
             f"{path} has format version {data['format_version']}, this release reads {FORMAT_VERSION}; accept it anew"

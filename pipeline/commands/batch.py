@@ -101,7 +101,7 @@ def check(
 
     check_form(form, json=as_json)
     settings, path = _read(source, overrides, file)
-    known = read_baseline(path)
+    known = read_baseline(path, source)
     found = _run(settings, out, as_json)
     parts = known.get("parts", {})
     for before, after in (

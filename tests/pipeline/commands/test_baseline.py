@@ -102,7 +102,7 @@ def test_accepting_tells_what_is_new(accepted) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (None, "no baseline at .*; make it with `onnxline baseline accept`"),
+        (None, "no baseline at .*; make it with `onnxline baseline accept .*.yaml`$"),
         ("[1, 2", "cannot be read as a baseline"),
         ("name: vit\n", "is not a baseline"),
         ("format_version: 99\n", "has format version 99, this release reads 1"),
