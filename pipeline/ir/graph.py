@@ -381,12 +381,9 @@ def _move(op: Op, device: str) -> Op:
     attrs = {name: _name_device(item, device) for name, item in op.attrs.items()}
     if op.kind == AUTOCAST:  # it names the kind of device by a string
         attrs["device_type"] = device.partition(":")[0]
-    # A kernel has the attributes packed, so an op whose attributes differ needs another one.
-    kernel = op.kernel if attrs == dict(op.attrs) else None
-    return replace(op, attrs=attrs, bodies=tuple(to_device(body, device) for body in op.bodies), kernel=kernel)
+    bodies = tuple(to_device(body, device) for body in op.bodies)
+    return replace(op, attrs=attrs, bodies=bodies, kernel=None)  # a kernel has the attributes packed
 
 
 def _name_device(item: Attr, device: str) -> Attr:
-    if isinstance(item, tuple):
-        return tuple(_name_device(part, device) for part in item)
     return TorchConst("device", device) if isinstance(item, TorchConst) and item.kind == "device" else item

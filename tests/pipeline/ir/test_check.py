@@ -247,6 +247,27 @@ def test_values_bodies_and_what_names_a_device_move() -> None:
     assert to_device(moved, "cuda:0") is moved
 
 
+def test_a_graph_on_two_devices_moves_and_kernels_are_those_of_the_new_device() -> None:
+    graph = graph_of(Calls([lambda x: x + torch.arange(4, device="cpu")]), [X])
+    moved = with_kernels(to_device(graph, "cuda:1"))
+    assert with_kernels(to_device(with_kernels(graph), "cuda:1")) == moved
+    assert b"cuda:1" in b"".join(op.kernel.attr_blob for op in moved.ops if op.kernel is not None)
+    values = (replace(graph.values[0], spec=replace(graph.values[0].spec, device="cuda:1")), *graph.values[1:])
+    assert devices_of(mixed := replace(graph, values=values)) == ("cuda:1", "cpu")
+    assert with_kernels(to_device(mixed, "cuda:1")) == moved
+
+
+def test_a_region_of_autocast_names_the_kind_of_its_device() -> None:
+    class Region(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return x @ x.t()
+
+    graph = graph_of(Region(), [X])
+    assert [op.attrs["device_type"] for op in graph.ops] == ["cpu"]
+    assert [op.attrs["device_type"] for op in to_device(graph, "cuda:1").ops] == ["cuda"]
+
+
 def test_plan_files_name_the_device() -> None:
     graph = with_kernels(to_device(graph_of(Calls([lambda x: x.tanh() + x]), [X]), "cuda:1"))
     plan = make_plan(graph, lower(graph), 256)

@@ -77,10 +77,27 @@ def test_the_alignment_of_the_device_is_in_the_header_and_in_every_offset(graph:
 
 
 def test_another_alignment_than_that_of_the_offsets_is_refused(decoder: bytes) -> None:
-    for alignment, said in ((3, "the alignment is 3; expected a power of two"), (2**12, "4096-byte boundary")):
+    no_power = "the alignment is {}; expected a power of two".format
+    for alignment, said in ((0, no_power(0)), (3, no_power(3)), (2**12, "4096-byte boundary")):
         changed = decoder[:28] + struct.pack("<I", alignment) + decoder[32:]
         with pytest.raises(SourceError, match=said):
             decode_plans(signed(changed))
+
+
+def test_a_body_has_the_alignment_of_its_plan(decoder: bytes) -> None:
+    data = to_json(decode_plans(decoder).entries["main"])
+    (call,) = (call for call in data["calls"] if "bodies" in call)
+    call["bodies"][0]["alignment"] = 128
+    with pytest.raises(SourceError, match=r"a body of call \d+ has the alignment 128; expected that of its plan, 64"):
+        from_json(data)
+
+
+def test_a_feed_on_another_device_than_its_slots_is_not_written(decoder: bytes) -> None:
+    plan = decode_plans(decoder).entries["main"]
+    first, *rest = plan.feed_signature
+    feed = (replace(first, spec=replace(first.spec, device="cuda:0")), *rest)
+    with pytest.raises(ValueError, match="the feed signature is not that of the slots"):
+        encode_plans(PlanFile({"main": replace(plan, feed_signature=feed)}))
 
 
 def test_a_graph_for_a_device_is_planned_with_the_alignment_of_that_device() -> None:
