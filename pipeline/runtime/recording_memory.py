@@ -43,14 +43,17 @@ class DeviceBlock:
 
 
 class DeviceGenerator(torch.Generator):
-    """A generator that has an offset, as one of CUDA: all of its state as one number."""
+    """A generator that has a seed and an offset, as one of CUDA: its state as a number, which belongs to its seed."""
 
     def get_offset(self) -> int:
         return int.from_bytes(self.get_state().numpy().tobytes(), "little")
 
     def set_offset(self, offset: int) -> torch.Generator:
         state = bytearray(offset.to_bytes(self.get_state().nbytes, "little"))
-        return self.set_state(torch.frombuffer(state, dtype=torch.uint8))
+        seed, found = self.initial_seed(), self.set_state(torch.frombuffer(state, dtype=torch.uint8))
+        if self.initial_seed() != seed:
+            raise RuntimeError("the offset is that of another seed, with which CUDA would draw other numbers")
+        return found
 
 
 class DefaultGenerator(DeviceGenerator):

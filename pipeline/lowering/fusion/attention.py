@@ -37,7 +37,7 @@ def fuse_attention(graph: Graph) -> Graph:
     for op in graph.ops:
         axis = op.attrs.get("dim")
         spec = graph.values[op.outputs[0]].spec if op.outputs else None
-        if op.kind != "aten.softmax.int" or axis not in (-1, 3) or op.attrs.get("dtype") is not None:
+        if op.kind != "aten.softmax.int" or axis not in (-1, 3):
             continue
         if spec is None or spec.rank != 4 or spec.dtype not in FLOATS:
             continue
@@ -185,7 +185,7 @@ SWAP = (0, 2, 1, 3)
 def _fits(graph: Graph, scores: Scores, value: int) -> bool:
     """Whether query, key and value are of one batch, with one number of heads and one width."""
     specs = [graph.values[vid].spec for vid in (scores.query, scores.transposed_key, value)]
-    if not all(spec.rank == 4 and spec.is_static and spec.dtype == specs[0].dtype for spec in specs):
+    if not all(spec.rank == 4 and spec.is_static for spec in specs):
         return False
     query, key, value_spec = (spec.sizes for spec in specs)
     if not (query[:2] == key[:2] == value_spec[:2] and query[3] == key[2] == value_spec[3]):

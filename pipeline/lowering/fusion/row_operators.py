@@ -171,9 +171,8 @@ def _masked_fill(chain: RowChain, op: Op) -> Operand | None:
 
 
 def _cast(chain: RowChain, op: Op) -> Operand | None:
-    """A cast between floats: a program computes in float32, and rounds its result alone."""
-    source = chain.graph.values[op.inputs[0]].spec.dtype
-    return chain.value(op.inputs[0]) if source in FLOATS else None
+    """A cast to a float: a program computes in float32, and rounds its result alone."""
+    return chain.value(op.inputs[0])
 
 
 def _softmax(chain: RowChain, op: Op) -> Operand | None:

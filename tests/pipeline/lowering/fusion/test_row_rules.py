@@ -92,6 +92,7 @@ HELD: dict[str, tuple[Function, list[torch.Tensor], str]] = {
         [HALF, Y],
         "add(i0, 1.0); mul(v0, i1)",
     ),
+    "truth values as numbers": (lambda x, y: (x > y).float() * x, [X, Y], "gt(i0, i1); mul(v0, i0)"),
     "a softmax that begins with large numbers": (lambda x: (x * 100).softmax(2), [X], f"mul(i0, 100.0); {SOFTMAX}"),
     "a layer norm alone": (lambda x: f.layer_norm(x, (4,)), [X], LAYER_NORM),
     "an RMS norm with a weight": (lambda x: f.rms_norm(x, (4,), WEIGHT, 1e-3), [X], f"{NORM}; mul(v4, i1)"),

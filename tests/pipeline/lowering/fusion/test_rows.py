@@ -225,6 +225,27 @@ def test_pieces_are_rotated_as_slices_are() -> None:
     torch.testing.assert_close(found, module(*args), atol=1e-6, rtol=1e-6)  # float32, one rounding in place of three
 
 
+def test_halves_whose_outer_ends_are_left_out_are_rotated() -> None:
+    assert_becomes(
+        fuse_rows,
+        """
+        graph "g" (%0 "x": float32[2, 4], %1 "y": float32[2, 4]) {
+          %2 "b": float32[2, 2] = aten.slice.Tensor(%0) {self: $0, dim: -1, start: 2}
+          %3 "n": float32[2, 2] = aten.neg.default(%2) {self: $0}
+          %4 "a": float32[2, 2] = aten.slice.Tensor(%0) {self: $0, dim: -1, end: 2}
+          %5 "r": float32[2, 4] = aten.cat.default(%3, %4) {tensors: [$0, $1], dim: -1}
+          %6 "z": float32[2, 4] = aten.mul.Tensor(%5, %1) {self: $0, other: $1}
+
+          return %6
+        }
+        """,
+        """
+        %2 "z": float32[2, 4] = RowProgram(%1, %0) {program: "rotate(i1); mul(v0, i0)"}
+        return %2
+        """,
+    )
+
+
 def test_half_precision_is_rounded_once() -> None:
     """A program is closer to float64 than operators that round in turn."""
 

@@ -55,7 +55,12 @@ def test_replays_on_two_streams_draw_in_turn_what_eager_torch_draws(device: Reco
 
 
 def test_a_seed_that_comes_while_a_graph_is_recorded_is_that_of_the_default_generator(device: RecordingDevice) -> None:
-    """Another generator stands there meanwhile, and takes the seed."""
+    """Another generator stands there meanwhile, and takes the seed; without one nothing is drawn."""
+    torch.manual_seed(5)
+    device.record([int], device.new_pool(), ())
+    before = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(before, torch.rand(3))
     torch.manual_seed(5)
     device.record([lambda: torch.manual_seed(7)], device.new_pool(), ())
     drawn = torch.rand(3)
