@@ -9,6 +9,7 @@ from pydantic import Field, StrictBool, StrictFloat, StrictStr, model_validator
 from pipeline.config.sections import Count, DeviceName, Fraction, Section
 
 Rate = Annotated[StrictFloat, Field(gt=0)]
+Decay = Annotated[StrictFloat, Field(ge=0, lt=1)]
 
 Reference = Annotated[StrictStr, Field(min_length=1)]
 """`path/to/file.py:function` or `package.module:function`."""
@@ -22,7 +23,7 @@ class OptimizerConfig(Section):
     weight_decay: Fraction | None = None
     momentum: Fraction | None = None
     nesterov: StrictBool | None = None
-    betas: tuple[Fraction, Fraction] | None = None
+    betas: tuple[Decay, Decay] | None = None
     eps: Fraction | None = None
     amsgrad: StrictBool | None = None
 
@@ -32,6 +33,8 @@ class OptimizerConfig(Section):
         foreign = [name for name in others if getattr(self, name) is not None]
         if foreign:
             raise ValueError(f"found {foreign[0]!r}, which {self.name} does not have; leave it out")
+        if self.nesterov and not self.momentum:
+            raise ValueError("found nesterov without momentum, expected a momentum above 0")
         return self
 
     @property
@@ -85,6 +88,16 @@ class TrainConfig(Section):
     def _check_device(self) -> TrainConfig:
         if self.native and self.device != "cpu":
             raise ValueError(f"found 'native' with the device {self.device}, expected one of them: C++ is for the CPU")
+        return self
+
+    @model_validator(mode="after")
+    def _check_schedule(self) -> TrainConfig:
+        schedule = self.schedule
+        if schedule and schedule.name == "one-cycle" and (self.steps or 0) > schedule.steps:
+            raise ValueError(
+                f"found {self.steps} steps with a one-cycle schedule of {schedule.steps}, expected as many in "
+                "schedule.steps, since its rate ends there"
+            )
         return self
 
     @model_validator(mode="after")

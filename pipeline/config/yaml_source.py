@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from passes.suggest import describe_argument, nearest
+from passes.suggest import MOST_LETTERS, describe_argument, nearest
 from pipeline.errors import ConfigError
 
 KeyPath = tuple[str | int, ...]
@@ -301,7 +301,7 @@ def explain(error: ValidationError, root: type[BaseModel], document: Document) -
         unknown = detail["type"] == "extra_forbidden"
         loc = detail["loc"]
         path = _in_data(loc, document)
-        if unknown or detail["type"] == "missing":
+        if unknown or (detail["type"] == "missing" and isinstance(loc[-1], str)):
             path = (*_in_data(loc[:-1], document), loc[-1])
         grouped.setdefault((path, unknown), []).append(detail)
     lines = [
@@ -337,7 +337,7 @@ def _line(path: KeyPath, details: list[ErrorDetails], root: type[BaseModel], doc
         is_file = re.search(r":\d+$", place)  # which may have `extends`; the loader has taken it out
         key, known = str(path[-1]), ["extends"] * (not above and bool(is_file)) + keys_at(root, path[:-1])
         return f"{place}: unknown key {key!r}{f' in {above}' if above else ''}{suggest(key, known)}"
-    if detail["type"] == "missing":
+    if detail["type"] == "missing" and isinstance(detail["loc"][-1], str):
         return f"{place}: {f'{above}: ' if above else ''}the key {str(path[-1])!r} is missing"
     name = _key_text(path)
     title = f"{place}: {name or 'the file'}" if name or re.search(r":\d+$", place) else place
@@ -346,7 +346,10 @@ def _line(path: KeyPath, details: list[ErrorDetails], root: type[BaseModel], doc
         whole = said if said.startswith("found ") else f"found {describe(detail['input'])}, {said}"
         return f"{title}: {whole}"
     expected = " or ".join(dict.fromkeys(_expectation(mistake) for mistake in details))
-    found = detail["input"]
+    found, size = detail["input"], _size(_annotation(root, path))
+    if size and detail["type"] in ("missing", "too_long", "tuple_type"):
+        shown = str(list(found)) if isinstance(found, list | tuple) else describe(found)
+        return f"{title}: found {shown if len(shown) <= MOST_LETTERS else describe(found)}, expected a list of {size}"
     if detail["type"] == "tuple_type" and isinstance(found, str | int) and _is_item(found, _annotation(root, path)):
         expected += f": [{json.dumps(found)}]"
     return f"{title}: found {describe(found)}, expected {expected}"
@@ -387,6 +390,15 @@ def _annotation(root: type[BaseModel], path: KeyPath) -> Any:
     for key in path:
         here = _fields(section).get(str(key)) if (section := _section(here)) else _item(here)
     return here
+
+
+def _size(annotation: Any) -> str:
+    """How many entries a list of a fixed length has, such as `2 numbers`; empty for any other type."""
+    for branch in _branches(annotation):
+        entries = typing.get_args(branch) if typing.get_origin(branch) is tuple else ()
+        if entries and Ellipsis not in entries:
+            return f"{len(entries)} {'numbers' if all(_branches(entry) == [float] for entry in entries) else 'entries'}"
+    return ""
 
 
 def _is_item(found: str | int, annotation: Any) -> bool:

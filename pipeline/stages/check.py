@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from onnx.defs import onnx_opset_version
+
 from passes.context import open_context
 from passes.custom_ops.declarations import check_references
 from passes.encodings.aimet import read_aimet
@@ -55,6 +57,8 @@ def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repe
         _check_paths(config)
         check_references(config.custom_ops)
         refuse_export_keys(config)
+        if config.export.opset > (latest := onnx_opset_version()):
+            raise ConfigError(f"export.opset: found {config.export.opset}, expected {latest} at most, ONNX's latest")
         _check_extras(config)
         if config.runtime.native and "plan" in config.runtime.chosen:
             find_compiler()

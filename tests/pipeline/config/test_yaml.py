@@ -225,6 +225,31 @@ export: 3
             'train: {batches: f.py:b, optimizer: {lr: "0.1"}}',
             "c.yaml:2: train.optimizer.lr: found '0.1', expected a number",
         ),
+        (
+            "train: {batches: f.py:b, optimizer: {betas: [0.9]}}",
+            "c.yaml:2: train.optimizer.betas: found [0.9], expected a list of 2 numbers",
+        ),
+        (
+            "train: {batches: f.py:b, optimizer: {betas: []}}",
+            "c.yaml:2: train.optimizer.betas: found [], expected a list of 2 numbers",
+        ),
+        (
+            "train: {batches: f.py:b, optimizer: {betas: 0.9}}",
+            "c.yaml:2: train.optimizer.betas: found 0.9, expected a list of 2 numbers",
+        ),
+        (
+            "train: {batches: f.py:b, optimizer: {betas: [0.9, 2]}}",
+            "c.yaml:2: train.optimizer.betas[1]: found 2, expected less than 1.0",
+        ),
+        (
+            "train: {batches: f.py:b, optimizer: {name: sgd, nesterov: true}}",
+            "c.yaml:2: train.optimizer: found nesterov without momentum, expected a momentum above 0",
+        ),
+        (
+            "train: {batches: f.py:b, steps: 3, schedule: {name: one-cycle, steps: 2}}",
+            "c.yaml:2: train: found 3 steps with a one-cycle schedule of 2, expected as many in schedule.steps, since "
+            "its rate ends there",
+        ),
     ],
 )
 def test_near_keys_and_types_are_told_apart(text: str, message: str, write: Write) -> None:
