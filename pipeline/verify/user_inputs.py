@@ -274,6 +274,10 @@ def read_file(file: Path, specs: Sequence[InputSpec], key: str) -> Iterator[tupl
     Raises:
         SourceError: it cannot be read, or holds something else than samples for these inputs.
     """
+    try:
+        file.open("rb").close()  # the readers below would take a file that nobody may read for a broken one
+    except OSError as error:
+        raise SourceError(f"{key}: {file} cannot be read: {error.strerror}") from error
     if file.suffix in LISTS:
         yield from _read_list(file, specs, key)
     elif file.suffix == ".npz":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from passes.weights.sessions import Session
 from pipeline.cli import app
 from pipeline.errors import SourceError, UsageError
 from pipeline.export.source import InputSpec
-from pipeline.verify.user_inputs import input_files, read_samples
+from pipeline.verify.user_inputs import input_files, read_file, read_samples
 
 IMAGE = (InputSpec("image", (1, 3, 4), "float32", 0, 1),)
 TEXT = (InputSpec("ids", (2, "length"), "int64", 0, 9), InputSpec("scale", (2,), "float32", 0, 1))
@@ -147,6 +148,20 @@ def test_records_of_the_inputs_size_are_no_numbers(tmp_path: Path) -> None:
     np.savez(tmp_path / "images.npz", image=np.zeros((1, 3, 4), [("field", np.float32)]))
     with pytest.raises(SourceError, match=r"'image' is \[\('field', '<f4'\)\]\[1, 3, 4\], expected float32"):
         read(tmp_path / "images.npz", IMAGE)
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.npy", "x.pt"])
+def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(b"anything")
+    file.chmod(0)
+    user = os.geteuid()
+    os.seteuid(user or 65534)  # root may read each file
+    try:
+        with pytest.raises(SourceError, match=rf"--data: .*{name} cannot be read: Permission denied"):
+            list(read_file(file, [], "--data"))
+    finally:
+        os.seteuid(user)
 
 
 def test_damaged_files_of_numpy_are_named(tmp_path: Path) -> None:
