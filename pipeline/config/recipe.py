@@ -9,9 +9,10 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from passes.recipe import DEFAULT_RECIPE, EARLIER_RECIPES, FIRST_FOR_TORCH, TORCH_RECIPE
+from pipeline.config.mistakes import to_config_error
 from pipeline.config.paths import anchor_paths, read_with_bases
 from pipeline.config.sections import PassesConfig
-from pipeline.config.yaml_source import Document, Marks, describe, parse_value, read_yaml, to_config_error
+from pipeline.config.yaml_source import Document, Marks, describe, parse_value, read_yaml
 from pipeline.errors import ConfigError
 
 SUFFIXES: Final = (".yaml", ".yml")

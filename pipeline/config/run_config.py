@@ -24,13 +24,14 @@ from pydantic import (
 from passes.errors import check_type
 from passes.suggest import describe_absence
 from passes.visible import HIDDEN
+from pipeline.config.mistakes import to_config_error
 from pipeline.config.model import ModelConfig
 from pipeline.config.paths import anchor_paths, apply_overrides, is_reference, merge, read_with_bases, take_part
 from pipeline.config.quantsim import QuantSimConfig
 from pipeline.config.recipe import default_recipe, write_out_earlier
 from pipeline.config.sections import ExportConfig, Files, PassesConfig, RuntimeConfig, Section, VerifyConfig
 from pipeline.config.train import TrainConfig
-from pipeline.config.yaml_source import Document, Marks, check_plain, describe, to_config_error
+from pipeline.config.yaml_source import Document, Marks, check_plain, describe
 from pipeline.errors import ConfigError, OnnxlineError
 
 # The name becomes the folder runs/<name>.

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StrictFloat, StrictInt, StrictStr, ValidationError, model_validator
 
+from pipeline.config.mistakes import to_config_error
 from pipeline.config.sections import Section
-from pipeline.config.yaml_source import Document, Marks, describe, to_config_error
+from pipeline.config.yaml_source import Document, Marks, describe
 from pipeline.errors import ConfigError
 
 
