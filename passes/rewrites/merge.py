@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -33,11 +33,12 @@ class Merge(Step, name="merge", reads="structure"):
 
     Args:
         model: the path of the other model.
-        map: output or input of this model → the input of the other that it feeds; every input of the other is fed.
+        map: output or input of this model → the input of the other that it feeds, or a list of them; every input of the
+            other is fed.
     """
 
     model: str = ""
-    map: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    map: Mapping[str, str | Sequence[str]] = field(default_factory=lambda: MappingProxyType({}))
     makes_reference: ClassVar[bool] = True
 
     def check(self, context: PassContext) -> None:
@@ -46,7 +47,7 @@ class Merge(Step, name="merge", reads="structure"):
         if not isinstance(self.model, str) or not Path(self.model).is_file():
             absence = describe_absence(Path(str(self.model)))
             raise PolicyError(f"{self.name}: model is {self.model!r}: {absence}; expected the path of an ONNX file")
-        _check_map(self.map)
+        pairs_of(self.map)
 
     def apply(self, model: DetachedModel, context: PassContext) -> PassResult:
         first = model.without_functions()
@@ -55,23 +56,33 @@ class Merge(Step, name="merge", reads="structure"):
         except ModelError as error:  # of the recipe's file: no step on the model has failed
             raise PolicyError(f"{self.name}: {error}") from error
         joined = join_models(first, second, self.map)
-        unfed = [name for name in second.index.required_inputs if name not in self.map.values()]
+        fed = {new: old for old, new in pairs_of(self.map)}
+        unfed = [name for name in second.index.required_inputs if name not in fed]
         if unfed:
             raise PolicyError(
                 f"{self.name}: no output is mapped to the second model's input {unfed[0]!r}, and a step has no "
                 "values for it; map an output to it, or use `onnxline merge`"
             )
         names = {name: joined.renamed.get(name, name) for name in second.index.outputs}
-        fed = {new: old for old, new in self.map.items()}
         kept = [name for name in joined.model.index.outputs if name in first.index.outputs]
         outputs = {name: name for name in (*kept, *names.values())}
         inputs = {name: name for name in joined.model.index.required_inputs}
         return PassResult(joined.model, relation=Relation(inputs, outputs, then=Continuation(second, fed, names)))
 
 
-def _check_map(map: object) -> None:
-    if not isinstance(map, Mapping) or not all(isinstance(name, str) for pair in map.items() for name in pair):
-        raise PolicyError(f"merge: map is {map!r}; expected a mapping of names, as in {{a_out: b_in}}")
+def pairs_of(map: object) -> list[tuple[str, str]]:
+    """(value of the first model, input of the second) for each input that `map` says is fed.
+
+    Raises:
+        PolicyError: it is no mapping of names to names, or to lists of names.
+    """
+    if isinstance(map, Mapping):
+        pairs = [
+            (old, new) for old, news in map.items() for new in (news if isinstance(news, list | tuple) else [news])
+        ]
+        if all(isinstance(name, str) for pair in pairs for name in pair):
+            return pairs
+    raise PolicyError(f"merge: map is {map!r}; expected a mapping of names, as in {{a_out: b_in}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +93,14 @@ class JoinedModels:
     renamed: Mapping[str, str]
 
 
-def join_models(first: DetachedModel, second: DetachedModel, map: Mapping[str, str]) -> JoinedModels:
+def join_models(first: DetachedModel, second: DetachedModel, map: Mapping[str, str | Sequence[str]]) -> JoinedModels:
     """Join two models without functions; names of the second that the first has too get `_2` after them.
 
     Args:
         first: the model that runs first; its outputs that are not mapped stay outputs.
         second: the model that runs after it, of the same opset.
-        map: output of the first → the input of the second that it feeds; an input of the first feeds both models.
+        map: output of the first → the input of the second that it feeds, or a list of them; an input of the first feeds
+            both models.
 
     Returns:
         The joined model, whose nodes keep their order.
@@ -98,31 +110,31 @@ def join_models(first: DetachedModel, second: DetachedModel, map: Mapping[str, s
             that do not fit.
         StepFailed: the result is not valid ONNX.
     """
-    _check_map(map)
+    mapped = pairs_of(map)
     outputs, inputs = first.index.outputs, second.index.required_inputs
     givers = {**first.index.required_inputs, **outputs}
     for names, known, what in (
         (map, givers, "first model has no output or input"),
-        (map.values(), inputs, "second model has no input"),
+        ([new for _, new in mapped], inputs, "second model has no input"),
     ):
         for name in names:
             if name not in known:
                 hint = nearest(name, known) or f"; it has: {', '.join(known) or 'none'}"
                 raise PolicyError(f"merge: the {what} {name!r}{hint}")
-    if not map:
+    if not mapped:
         raise PolicyError(
             "merge: found no pair; expected an output of the first model with the input of the second that it feeds"
         )
-    twice = [new for new, count in Counter(map.values()).items() if count > 1]
+    twice = [new for new, count in Counter(new for _, new in mapped).items() if count > 1]
     if twice:
-        feeding = " and ".join(repr(old) for old, new in map.items() if new == twice[0])
+        feeding = " and ".join(repr(old) for old, new in mapped if new == twice[0])
         raise PolicyError(f"merge: {feeding} are mapped to the input {twice[0]!r}; expected one output for an input")
     if opset_of(first.proto) != opset_of(second.proto):
         raise PolicyError(
             f"merge: the first model has opset {opset_of(first.proto)}, and the second {opset_of(second.proto)}; bring "
             "both to one opset with `onnxline convert-opset`"
         )
-    for old, new in map.items():
+    for old, new in mapped:
         if contradicts(givers[old].type, inputs[new].type):
             raise PolicyError(
                 f"merge: {old!r} of the first model is {format_type(givers[old])}, and the input {new!r} that it feeds "
@@ -133,10 +145,10 @@ def join_models(first: DetachedModel, second: DetachedModel, map: Mapping[str, s
     known = _all_names(left) | _all_names(right)
     renamed = {name: take_name(name, known) for name in sorted(taken)}
     right = _rename(right, renamed)
-    fed = {new: renamed.get(new, new) for new in map.values()}
+    fed = {new: renamed.get(new, new) for _, new in mapped}
     fed |= {new: _copy_to_output(right, name, known) for new, name in fed.items() if new in second.index.outputs}
-    pairs = [(old, fed[new]) for old, new in map.items() if old in outputs]
-    shared = {fed[new]: old for old, new in map.items() if old not in outputs}
+    pairs = [(old, fed[new]) for old, new in mapped if old in outputs]
+    shared = {fed[new]: old for old, new in mapped if old not in outputs}
     ends = [*(name for name in outputs if name not in map), *(info.name for info in right.graph.output)]
     graph = compose.merge_graphs(left.graph, right.graph, pairs, outputs=ends)  # without the checker: weights stand in
     replace_all_uses_with(graph.node, shared)

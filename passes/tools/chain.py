@@ -93,11 +93,11 @@ def measure_chain(
         parts: the models that compute them together, in the order in which they run.
         draws: arrays by the names of the inputs of `whole`, once for each run.
         computed_in: the types that `whole` computes each output in, by which tolerances are chosen.
-        joined: for a merged model, `map` from outputs of the first part to inputs of the second, and `names` from names
+        joined: for a merged model, `fed` from inputs of the second part to values of the first, and `names` from names
             in the whole to those of the second part.
     """
     session, chain = whole.session(may_evaluate=True), [part.session(may_evaluate=True) for part in parts]
-    map_, names = joined.get("map", {}), joined.get("names", {})
+    fed, names = joined.get("fed", {}), joined.get("names", {})
     measured = []
     for feeds in draws:
         expected = session.run(feeds)
@@ -106,7 +106,7 @@ def measure_chain(
             given = known
             if index and names:
                 given = {new: known[old] for old, new in names.items() if old in feeds}
-                given |= {new: known[old] for old, new in map_.items()}
+                given |= {new: known[old] for new, old in fed.items()}
             made = part.run(given)
             back = {new: old for old, new in names.items()} if index else {}
             known |= {back.get(name, name): array for name, array in made.items()}

@@ -25,7 +25,7 @@ from passes.model.analysis import what_is_invalid
 from passes.proof.numbers import Errors
 from passes.provenance.annotations import known_as, module_path_of
 from passes.rewrites.interface import cut_out
-from passes.rewrites.merge import join_models
+from passes.rewrites.merge import join_models, pairs_of
 from passes.suggest import nearest, plural
 from passes.tools.chain import prove_chain
 from passes.visible import Table, TableResult
@@ -320,7 +320,7 @@ class MergedModel(TableResult, WritableModel):
 def merge(
     first: onnx.ModelProto | str | Path | DetachedModel,
     second: onnx.ModelProto | str | Path | DetachedModel,
-    map: Mapping[str, str],
+    map: Mapping[str, str | Sequence[str]],
     *,
     encodings: tuple[Mapping[str, Encoding], Mapping[str, Encoding]] = ({}, {}),
     proof: bool = True,
@@ -334,7 +334,8 @@ def merge(
     Args:
         first: a path, a message or a DetachedModel; it stays as it is.
         second: the model that runs after it, in any of these forms.
-        map: output of the first → the input of the second that it feeds; an input of the first feeds both models.
+        map: output of the first → the input of the second that it feeds, or a list of them; an input of the first feeds
+            both models.
         encodings: those of the first model and those of the second, by tensor.
         proof: run both one after the other, and the merged model, on draws; compare the outputs.
         context: workers and a folder that several calls share.
@@ -359,12 +360,13 @@ def merge(
     joined = join_models(one, two, map)
     own = [fit_encodings(known, model) for known, model in zip(encodings, (one, two), strict=True)]
     merged, renamed = joined.model, joined.renamed
-    names = {**renamed, **{new: old for old, new in map.items()}}
+    fed = {new: old for old, new in pairs_of(map)}
+    names = {**renamed, **fed}
     carried = _join_encodings(own[0], {names.get(name, name): encoding for name, encoding in own[1].items()})
     if not proof:
         return MergedModel(merged, {}, carried)
     names = {renamed.get(new, new): new for new in (*two.index.required_inputs, *two.index.outputs)}
-    errors = prove_chain(merged, [one, two], {"map": dict(map), "names": names}, context)
+    errors = prove_chain(merged, [one, two], {"fed": fed, "names": names}, context)
     return MergedModel(merged, errors, carried)
 
 

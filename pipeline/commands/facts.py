@@ -173,7 +173,10 @@ def merge(
     check_output(out, first)
     check_output(out, second)
     try:
-        mapped = read_pairs("--map", pairs, "A_OUT=B_IN")
+        mapped: dict[str, list[str]] = {}
+        for text in pairs:
+            [(value, fed)] = read_pairs("--map", [text], "A_OUT=B_IN").items()
+            mapped.setdefault(value, []).append(fed)
         merged = merge_models(first, second, mapped, encodings=known, proof=not no_proof)
     except StepFailed as failure:
         raise CheckFailed(f"{failure}; {out} was not written") from failure

@@ -175,6 +175,17 @@ def test_an_input_of_both_models_stays_one(context: PassContext, tmp_path: Path)
     assert ([*beside.model.index.required_inputs], [*beside.errors]) == (["x"], ["y", "y_2"])
 
 
+def test_a_value_that_feeds_two_inputs(context: PassContext, tmp_path: Path) -> None:
+    both = model_of("g (float[2, 8] u, float[2, 8] v) => (float[2, 8] z) { z = Sub (u, v) }")
+    merged = merge(model_of(SKIP), both, {"y": ["u", "v"]}, context=context)
+    assert ([*merged.model.index.required_inputs], [*merged.errors]) == (["x"], ["z"])
+    assert [*merged.model.index.producers["z"].input] == ["y", "y"]
+    onnx.save(both, tmp_path / "both.onnx")
+    step = {"merge": {"model": str(tmp_path / "both.onnx"), "map": {"y": ["u"], "x": "v"}}}
+    run = optimize(model_of(SKIP), [step], context=context)
+    assert [*run.model.index.producers["z"].input] == ["y", "x"]
+
+
 SKIP = "g (float[2, 8] x) => (float[2, 8] y) { a = Relu (x) y = Add (a, x) }"
 
 BODY = """
@@ -231,6 +242,9 @@ def test_a_model_without_nodes_has_no_parts() -> None:
     [
         ({"q": "x"}, "first model has no output or input 'q'"),
         ([("y", "x")], "expected a mapping of names"),
+        ({"y": ["x", 3]}, "expected a mapping of names"),
+        ({"y": []}, "found no pair"),
+        ({"y": ["x", "x"]}, "'y' and 'y' are mapped to the input 'x'"),
         ({"y": "q"}, "second model has no input 'q'"),
         ({}, "found no pair"),
     ],

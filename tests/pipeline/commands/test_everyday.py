@@ -260,6 +260,8 @@ def test_split_and_merge(model: Path, tmp_path: Path) -> None:
     first, second = (tmp_path / "parts" / f"part{place}.onnx" for place in (0, 1))
     merged = call("merge", first, second, "-o", tmp_path / "whole.onnx", "--map", "h=h", "--map", "scores=scores")
     assert "max error 0.0e+00" in merged
+    twice = call("merge", first, second, "-o", tmp_path / "twice.onnx", "--map", "h=h", "--map", "h=scores", code=2)
+    assert "'h' of the first model is" in twice, "one value may feed two inputs, of its type"
     call("split", model, "-o", tmp_path / "parts", "--at", "scores", code=2)  # the folder is not empty
     call("split", model, "-o", tmp_path / "other", code=2)
     call("split", model, "-o", tmp_path / "other", "--max-size", "huge", code=2)
