@@ -169,6 +169,7 @@ class TrainingLoop:
             UsageError: the batches do not fit, or come once although there are more epochs; or the states in `path` are
                 those of another stage of the training.
             NotFinite: the loss of a step is not finite; the last good states are saved.
+            DataError: a batch had an index out of range, which a device reports late (a UsageError too).
             KeyboardInterrupt: after Ctrl-C; the states are saved.
         """
         _refuse_batches(batches, limits.epochs)
@@ -186,6 +187,7 @@ class TrainingLoop:
                 for epoch in range(limits.epochs):
                     if not is_over():
                         self._run_epoch(batches, epoch, limits.epochs, is_over, path, save_every)
+                self._program.synchronize()  # a device has not said yet what was wrong with the last batches
             except NotFinite:
                 self._save(path)
                 raise

@@ -148,6 +148,20 @@ class TrainProgram(ProcessBound):
         """Trace, Compile, Warmup, Capture and Replay, the last one with all steps so far."""
         return (*self._phases, Phase("Replay", self._replay_seconds, plural(self._replays, "step")))
 
+    def synchronize(self) -> None:
+        """Wait until the device has done all steps; a step itself waits for nothing.
+
+        Raises:
+            DataError: a batch had an index out of range, which a device reports late.
+            NotFinite: a step was not valid, which a device reports late too.
+        """
+        self._compiled.synchronize()
+        if self._late is not None:
+            self._refuse_broken_step(self._late)  # a look that began before the last steps
+            self._late.look_again()
+            self._compiled.device.synchronize()
+            self._refuse_broken_step(self._late)
+
     def snapshot(self) -> Snapshot:
         """Copies of all states, and of the state of torch's generator if the step draws random values."""
         self._follow_schedule()  # which may have gone on since the last step
@@ -377,11 +391,15 @@ class LateSum:
         with device.scope():
             self._sum = device.empty((), None, torch.float32).zero_()
         order.keep([self._sum])
-        self._value = device.late_value(self._sum)
+        self._device, self._value = device, device.late_value(self._sum)
 
     def add(self, number: torch.Tensor) -> None:
         self._sum.add_(number)
         self._value.start()
+
+    def look_again(self) -> None:
+        with self._device.scope():
+            self._value.start(at_once=True)
 
     def is_finite(self) -> bool:
         """Whether all numbers that the host knows are finite; False once after a number that is not finite."""
