@@ -93,7 +93,7 @@ def test_the_action_on_a_diff(tmp_path: Path) -> None:
     )
     assert quoted.stdout.replace("b $(touch hacked)`touch hacked`", "b") == found.stdout
     open_quote = replay({"command": "diff 'a.onnx a.onnx", "install": ""}, tmp_path)
-    assert open_quote.returncode == 1
+    assert open_quote.returncode == 2
     assert "unmatched single quote" in open_quote.stderr
     same = replay({"command": "diff a.onnx a.onnx; touch hacked", "install": ""}, tmp_path)
     assert same.returncode == 2
