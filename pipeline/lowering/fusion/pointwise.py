@@ -190,7 +190,7 @@ def _find_sum(graph: Graph, op: Op, taken: Container[int], *, after_views: bool 
 def _activation_after(graph: Graph, op: Op) -> tuple[Op, Activation]:
     after = only_user(graph, op.outputs[0])
     activation = match_activation(after) if after is not None else None
-    if after is None or activation is None or not _keeps_spec(graph, op, after):
+    if after is None or activation is None:
         return op, PLAIN
     return after, activation
 

@@ -9,7 +9,9 @@ import torch
 
 from pipeline.ir import check
 from pipeline.lowering.fusion import fuse_attention
-from pipeline.runtime import compile_graph
+from pipeline.lowering.fusion.attention import keep_scores
+from pipeline.runtime import RecordingDevice, compile_graph
+from pipeline.runtime.kernels.attention import write_attention_backends
 from tests.support.torch_programs import Calls, feed_of, graph_of
 
 Function = Callable[..., torch.Tensor]
@@ -78,6 +80,14 @@ STAYS: dict[str, tuple[Function, list[torch.Tensor]]] = {
 @pytest.mark.parametrize("case", STAYS)
 def test_what_is_no_attention_stays(case: str) -> None:
     assert attention_of(*STAYS[case]) == 0
+
+
+@pytest.mark.parametrize("options", [{"dropout_p": 0.5}, {"enable_gqa": True}])
+def test_attention_with_dropout_or_groups_of_torch_s_own_stays_with_torch(options: dict[str, object]) -> None:
+    ins = HEADS if "dropout_p" in options else [tensor(1, 4, 3, 4), *HEADS[1:]]
+    graph = graph_of(Calls([lambda *heads: torch.nn.functional.scaled_dot_product_attention(*heads, **options)]), ins)
+    assert keep_scores(graph) is graph
+    assert write_attention_backends(graph, RecordingDevice(2**20)) is graph
 
 
 def test_keys_and_values_in_groups_of_two_sizes_are_repeated() -> None:
