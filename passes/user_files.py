@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 import sysconfig
 import traceback
@@ -50,10 +51,20 @@ def load_object(reference: str, title: str) -> Any:
     location, _, name = reference.rpartition(":")
     module = _module(location, title)
     if not hasattr(module, name):
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        known = own_names(module)
         hint = nearest(name, known) or f"; it has: {', '.join(known[:8]) or 'nothing to call'}"
         raise PolicyError(f"{title}: no {name!r} there{hint}")
     return getattr(module, name)
+
+
+def own_names(module: ModuleType) -> list[str]:
+    """The public names of what can be called in a module or its package, without functions and classes that it imports
+    from elsewhere."""
+    package = module.__name__.partition(".")[0]
+    known = {name: value for name, value in vars(module).items() if callable(value) and not name.startswith("_")}
+    definitions = {name for name, value in known.items() if isinstance(value, type) or inspect.isroutine(value)}
+    own = {name for name in definitions if str(known[name].__module__).partition(".")[0] == package}
+    return [name for name in known if name in own or name not in definitions]
 
 
 def clash_next_to(reference: str) -> str:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from passes.errors import PolicyError, check_type
-from passes.suggest import nearest
-from passes.user_files import from_home, load_file, load_object
+from passes.suggest import describe_argument, nearest
+from passes.user_files import from_home, load_file
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -165,8 +165,13 @@ def _ops_of(reference: str) -> list[CustomOp]:
     """The operators of one file, with absolute paths of their libraries."""
     (file, name), title = _parts(reference), f"the custom operators {reference}"
     path = Path(file)
-    values = [load_object(reference, title)] if name else list(vars(load_file(path, title)).values())
-    ops = list({id(value): value for value in values if type(value).__qualname__ == KIND}.values())
+    found = vars(load_file(path, title))
+    known = {key: value for key, value in found.items() if type(value).__qualname__ == KIND}
+    if name and known and name not in known:
+        there = f"{name!r} is {describe_argument(found[name])}" if name in found else f"no {name!r} there"
+        hint = nearest(name, known) or f"; it has: {', '.join(known)}"
+        raise PolicyError(f"{title}: {there}{hint}")
+    ops = [known[name]] if name in known else list({id(value): value for value in known.values()}.values())
     if not ops:
         raise PolicyError(f"{title}: found no CustomOp; expected SWISH = onnxline.CustomOp('com.acme', 'Swish', …)")
     return [

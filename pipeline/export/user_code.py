@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 
 from passes.suggest import nearest
-from passes.user_files import OURS, STDLIB, is_installed, is_user_code, run_file
+from passes.user_files import OURS, STDLIB, is_installed, is_user_code, own_names, run_file
 from passes.worker.own_names import describe_clash
 from pipeline.config import split_factory
 from pipeline.errors import OnnxlineError, SourceError, UsageError
@@ -201,7 +201,7 @@ def load_function(text: str, key: str, title: str) -> Callable[..., Any]:
     value = getattr(module, name, None)
     if callable(value):
         return value
-    known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    known = own_names(module)
     if value is not None:
         raise SourceError(f"{title}: {name!r} is {type(value).__name__}, expected a function{_hint(name, known)}")
     raise _absence_error(title, name, known)

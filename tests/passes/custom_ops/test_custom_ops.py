@@ -242,6 +242,22 @@ def test_a_declaration_ends_and_a_changed_file_is_read_again(tmp_path: Path) -> 
         assert [dict(op.attributes) for op in ops] == [{"alpha": 4.0}, {}]
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("NOPE", "no 'NOPE' there; it has: SWISH, "),
+        ("SWIHS", "did you mean 'SWISH'"),
+        ("np", "'np' is a module; it has"),
+    ],
+)
+def test_operators_of_the_file_are_named_and_no_imports(name: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "ops.py"
+    file.write_text(f"from pathlib import Path\nimport numpy as np\n{OPS}")
+    with pytest.raises(PassError, match=said) as caught, declare_ops([f"{file}:{name}"]):
+        pass
+    assert "Path" not in str(caught.value)
+
+
 WRONG = {
     "nothing": ("x = 1", "found no CustomOp"),
     "an import": ("import nothing_there", "raises ModuleNotFoundError"),

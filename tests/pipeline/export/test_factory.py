@@ -113,6 +113,14 @@ def test_a_factory_in_a_module(configured: Factory, tmp_path: Path, monkeypatch:
     assert load(config).outputs == ("output",)
 
 
+def test_imported_names_are_not_offered(factory: Factory) -> None:
+    config = factory(
+        "from pathlib import Path\nfrom torch.nn import Linear\nglobals().update({})\ndef build():\n    ...\n"
+    )
+    with pytest.raises(SourceError, match=r"no function 'make' there; it has: build$"):
+        load_source(config)
+
+
 def test_a_factory_that_raises_is_named_with_its_last_line(factory: Factory, tmp_path: Path) -> None:
     config = factory("def inner():\n    raise KeyError('width')\n\ndef make():\n    inner()\n")
     with pytest.raises(SourceError) as caught:
