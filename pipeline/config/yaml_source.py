@@ -110,6 +110,12 @@ _EXPONENT = re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
 _Loader.add_implicit_resolver(f"{_TAG}float", _EXPONENT, list("-+0123456789"))
 
 
+def _looks_otherwise(text: str, value: float) -> bool:
+    """Whether YAML 1.1 reads another number than people do: 8 from 010, and 90 from 1:30."""
+    digits = text.lstrip("+-0").replace("_", "")
+    return ":" in text or (isinstance(value, int) and digits.isdigit() and int(digits) != abs(value))
+
+
 def read_yaml(path: Path) -> tuple[Any, Marks]:
     """What one file holds, and where each value stands.
 
@@ -227,6 +233,9 @@ class _YamlReader:
             with contextlib.suppress(KeyError, IndexError, ValueError, OverflowError):
                 value = loader.construct_object(node)
                 check_plain(value, self._place(node))
+                if is_number and _looks_otherwise(node.value, value):
+                    expected = f"expected a number without a colon or zeros before it: YAML reads {value} there"
+                    raise ConfigError(f"{self._place(node)}: found {node.value}, {expected}; text goes in quotes")
                 return value
         is_long = is_number and len(node.value) > LONGEST_NUMBER
         limit = f" of at most {LONGEST_NUMBER} characters" if is_long else ""

@@ -322,6 +322,19 @@ def test_messages(write: Write, text: str, message: str) -> None:
     assert mistake(write("c.yaml", text)) == message
 
 
+@pytest.mark.parametrize(("text", "number"), [("010", "8"), ("-010", "-8"), ("1:30", "90"), ("1:30.5", "90.5")])
+def test_a_number_that_yaml_reads_as_another_is_refused(write: Write, text: str, number: str) -> None:
+    said = mistake(write("c.yaml", f"model: {{onnx: a.onnx, dims: {{n: [{text}]}}}}\n"))
+    assert said.startswith(f"c.yaml:1: found {text}, expected a number without a colon or zeros")
+    assert f"YAML reads {number} there" in said
+
+
+def test_numbers_in_other_bases_and_with_underscores_are_read(write: Write) -> None:
+    text = "model: {onnx: a.onnx, dims: {a: [0x10, 0b11, 1_000, +7]}, seed: 00}\n"
+    config = RunConfig.from_yaml(write("c.yaml", text))
+    assert (config.model.dims, config.model.seed) == ({"a": (16, 3, 1000, 7)}, 0)
+
+
 def test_a_missing_file_is_named(write: Write) -> None:
     assert mistake("nowhere.yaml") == "nowhere.yaml: no such file; expected a YAML configuration"
 
