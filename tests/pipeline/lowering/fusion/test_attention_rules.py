@@ -92,5 +92,5 @@ def test_attention_with_dropout_or_groups_of_torch_s_own_stays_with_torch(option
 
 def test_keys_and_values_in_groups_of_two_sizes_are_repeated() -> None:
     """One kernel call has one number of heads to repeat."""
-    ins = [tensor(1, 4, 3, 4), tensor(1, 2, 3, 4), tensor(1, 1, 3, 4)]
-    assert attention_of(lambda q, k, v: plain(q, repeated(k, 2), repeated(v, 4)), ins) == 1
+    ins = [tensor(1, 4, 3, 4), tensor(1, 1, 3, 4), tensor(1, 2, 3, 4)]
+    assert attention_of(lambda q, k, v: plain(q, repeated(k, 4), repeated(v, 2)), ins) == 1

@@ -17,6 +17,8 @@ Function = Callable[..., torch.Tensor]
 X, WEIGHT = torch.linspace(-1, 2, 6).view(2, 3), torch.linspace(-2, 1, 12).view(3, 4).cos()
 BIAS, ONE, ROWS = torch.tensor([0.5, -1.0, 2.0, 0.0]), torch.tensor([0.5]), torch.linspace(0, 1, 8).view(2, 4)
 
+WIDE_WEIGHT, WIDE_BIAS = WEIGHT.double(), BIAS.double()
+
 
 def epilogues_of(function: Function, ins: list[torch.Tensor]) -> int:
     """How many products have an epilogue after the pass; the graph computes the same."""
@@ -34,8 +36,8 @@ def test_a_bias_and_a_relu_are_one_call_with_their_product() -> None:
 
 
 STAYS: dict[str, tuple[Function, list[torch.Tensor]]] = {
-    "float64": (lambda x: (x @ WEIGHT.double() + BIAS.double()).relu(), [X.double()]),
-    "a bias that makes the sum float64": (lambda x: x @ WEIGHT + BIAS.double(), [X]),
+    "float64": (lambda x: (x @ WIDE_WEIGHT + WIDE_BIAS).relu(), [X.double()]),
+    "a bias that makes the sum float64": (lambda x: x @ WEIGHT + WIDE_BIAS, [X]),
     "one number for all columns": (lambda x: (x @ WEIGHT + ONE).relu(), [X]),
     "a matrix": (lambda x: (x @ WEIGHT + ROWS).relu(), [X]),
     "a vector as the rows": (lambda x: (x @ WEIGHT + BIAS).relu(), [X[0]]),
