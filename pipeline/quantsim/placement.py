@@ -154,7 +154,7 @@ def place(
     """
     sites = sites or find_sites(model, names)
     _check_dtypes(sites, dtypes, names)
-    matched = [find_matches(rule, sites, model) for rule in rules]
+    matched = _spare_inputs(rules, [find_matches(rule, sites, model) for rule in rules], sites, model)
     limits = _known_ranges(sites, rules)
     sites = share_encodings(sites, _find_apart(sites, rules, matched), limits)
     for rule, tensors in zip(rules, matched, strict=True):
@@ -363,6 +363,22 @@ def find_matches(rule: PlacementRule, sites: Iterable[Site], model: DetachedMode
         return _structure_tensors(rule.selector, model)
     names_of = SELECTORS[kind]
     return frozenset(site.tensor for site in sites if any(fnmatchcase(name, pattern) for name in names_of(site)))
+
+
+def _spare_inputs(
+    rules: Sequence[PlacementRule], matched: Sequence[frozenset[str]], sites: Sequence[Site], model: DetachedModel
+) -> list[frozenset[str]]:
+    """What each rule matches, without inputs that a rule leaves in float with the first node that reads them, and that
+    other nodes read too: as onnxruntime's quantizer has it where it excludes nodes."""
+    leaves = [rule.activations == FLOAT and rule.tensors is None for rule in rules]
+    in_float = {name for is_left, names in zip(leaves, matched, strict=True) if is_left for name in names}
+    made = {site.tensor for site in sites if site.role == "activation"} - in_float
+    read = {name for node in model.index.nodes if made.intersection(node.output) for name in node.input}
+    spared = {site.tensor for site in sites if site.role == "input" and site.tensor in read}
+    return [
+        names - spared if is_left and not rule.selector.startswith("tensor:") else names
+        for rule, is_left, names in zip(rules, leaves, matched, strict=True)
+    ]
 
 
 def refuse_selector(selector: str) -> None:

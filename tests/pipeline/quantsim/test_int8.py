@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import onnx.inliner
 import onnxruntime
 import pytest
 from onnx import numpy_helper
+from onnxruntime.quantization import quantize_static
 from typer.testing import CliRunner
 
 import onnxline
@@ -270,6 +272,22 @@ def test_what_is_in_functions_is_quantized(folder: Path) -> None:
     assert result.to_proto() == onnxline.to_int8(onnx.inliner.inline_local_functions(model)).to_proto()
     kept = onnxline.to_int8(model, keep=["MatMul"])
     assert {"w", "x"}.isdisjoint(kept.placement.formats())
+
+
+@pytest.mark.parametrize("keep", [["first"], ["second"], ["first", "second"]])
+def test_an_input_stays_in_float_where_all_that_read_it_do(keep: list[str], tmp_path: Path) -> None:
+    """As onnxruntime's quantizer does with `nodes_to_exclude`."""
+    text = "g (float[1, 2, 4, 4] x) => (float[1, 2, 2, 2] y, float[1, 2, 2, 2] z) "
+    text += "{ a = Conv(x, v) z = Conv(x, w) y = Conv(a, u) }"
+    weights = {name: np.random.default_rng(0).standard_normal((2, 2, 3, 3)).astype(np.float32) for name in "vw"}
+    proto = attach(model_of(text, **weights, u=np.ones((2, 2, 1, 1), np.float32)))
+    proto.graph.node[0].name, proto.graph.node[1].name = "first", "second"
+    onnx.save(proto, tmp_path / "model.onnx")
+    samples = iter([{"x": np.ones((1, 2, 4, 4), np.float32)}])
+    reader = SimpleNamespace(get_next=lambda: next(samples, None))
+    quantize_static(tmp_path / "model.onnx", tmp_path / "q.onnx", reader, nodes_to_exclude=keep)  # type: ignore[arg-type]
+    theirs = {node.input[0] for node in onnx.load(tmp_path / "q.onnx").graph.node if node.op_type == "QuantizeLinear"}
+    assert ("x" in onnxline.to_int8(proto, keep=keep).placement.formats()) == ("x" in theirs) == (len(keep) == 1)
 
 
 def test_outputs_without_a_ratio_are_named() -> None:
