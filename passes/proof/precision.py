@@ -241,7 +241,7 @@ def measure_ranges(
     ranges: dict[str, ValueRange] = {}
     for start in range(0, len(names), AT_ONCE):
         part = names[start : start + AT_ONCE]
-        session = model.session(part)
+        session = model.session(part, may_evaluate=True)
         for feeds in draws:
             results = session.run(feeds)
             for name in part:
@@ -286,7 +286,8 @@ def measure_halves(
     excess, worst, why = 0.0, 0, ""
     parts = _split({name: size for name, size in sizes.items() if now[name] in made})
     for part in parts:
-        sessions = before.session(part), after.session([now[name] for name in part])
+        asked = (before, part), (after, [now[name] for name in part])
+        sessions = [model.session(names, may_evaluate=True) for model, names in asked]
         for place, feeds in enumerate(draws):
             old, new = (session.run(feeds) for session in sessions)
             for name in part:

@@ -150,3 +150,21 @@ def test_random_values_are_the_same_on_both_sides(context: PassContext) -> None:
 def test_a_model_of_float16_has_nothing_to_convert(context: PassContext) -> None:
     run = to_fp16(model_of("g (float16[2] x) => (float16[2] y) { y = Relu (x) }"), context=context)
     assert (run.rows[-1].changed, run.rows[-1].words) == (False, "no node computes in float32")
+
+
+@pytest.mark.parametrize(
+    ("opset", "text"),
+    [
+        (21, "{ b = Cast<to = 16>(x) v = Cast<to = 16>(w) p = MatMul(b, v) y = Cast<to = 1>(p) }"),
+        (23, "{ b = Cast<to = 23>(x) p = Cast<to = 1>(b) y = MatMul(p, w) }"),
+    ],
+    ids=["a product of bfloat16", "a cast to float4"],
+)
+def test_a_model_that_onnxruntime_does_not_run_is_measured_by_the_reference(opset: int, text: str) -> None:
+    model = onnx.parser.parse_model(
+        f'<ir_version: 11, opset_import: ["": {opset}]> g (float[2, 4] x) => (float[2, 4] y) {text}'
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
+    row = to_fp16(model).rows[-1]
+    assert row.changed
+    assert "in float16" in row.words
