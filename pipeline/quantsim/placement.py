@@ -161,7 +161,8 @@ def place(
         matches = (site for site in sites if site.tensor in tensors and not site.body_of)
         has_format = any(rule.format_for(site.role) is not None for site in matches)
         if not has_format and rule.tensors is None:
-            raise UsageError(f"{names.rules}: {_nothing_matched(rule, sites, model, tensors)}")
+            said = f"{names.rules}: {_nothing_matched(rule, sites, model, tensors)}"
+            raise UsageError(said if sites else NO_FLOATS)  # the rule may be one of the profile
     chosen = _choose_rules(sites, rules, matched, find_adapted(GraphView(model)))
     infinite = {site.group: site.tensor for site in _constants_without_range(sites, model)}
     handed_out = model.index.initializers.keys() & model.index.outputs.keys()
@@ -184,6 +185,8 @@ def place(
         counted[key] = _count(rule, tensors, sites, in_force[number], counted.get(key))
     return Placement(placed, tuple(counted.values()), names)
 
+
+NO_FLOATS: Final = "the model has no tensor of floats, so there is nothing to quantize"
 
 HANDED_OUT: Final = "the stored tensor is an output of the model"
 
@@ -422,8 +425,6 @@ def _nothing_matched(rule: PlacementRule, sites: Sequence[Site], model: Detached
         return f"{rule.selector!r} matches {len(names)} tensors, and none of them is among the {what}"
     if not colon:
         return f"the model has no {kind}; it has {STRUCTURES[kind].find(model).instead or 'none'}"
-    if not sites:
-        return f"{rule.selector!r} matches no tensor, as the model has no tensor of floats to quantize"
     known = Counter(name for site in sites for name in SELECTORS[kind](site) if name)
     if not known:
         return f"{rule.selector!r} matches no tensor; no {kind} of the model has a name"

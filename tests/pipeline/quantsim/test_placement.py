@@ -372,6 +372,13 @@ def test_a_rule_that_matches_in_bodies_alone_is_refused() -> None:
         place(loop(), [rule("op:*", "int8", "uint8"), rule("op:Mul", None, "int8")])
 
 
+def test_a_model_without_floats_is_refused_by_what_it_is() -> None:
+    """The rule may be one of a profile, which its reader has not written."""
+    model = model_of("g (int64[2] x) => (int64[2] y) { y = Add(x, x) }")
+    with pytest.raises(UsageError, match=r"^the model has no tensor of floats, so there is nothing to quantize$"):
+        place(model, [rule("op:*", "int8", "uint8")])
+
+
 CASTS = """g (float[2, 4] x) => (float[2, 4] y) {
     a = MatMul(x, w)
     h = Cast <to = DTYPE> (a)
