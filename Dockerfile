@@ -1,6 +1,6 @@
 # onnxline on the CPU.
 #   docker build -t onnxline .
-#   docker run --rm -v "$PWD:/work" onnxline run config.yaml        # artifacts: runs/ of the working directory
+#   docker run --rm --user "$(id -u):$(id -g)" -v "$PWD:/work" onnxline run config.yaml        # artifacts: runs/ of the working directory
 
 FROM python:3.11-slim AS build
 WORKDIR /src
