@@ -22,6 +22,7 @@ from passes.errors import PolicyError, StepFailed
 from passes.graph.index import GraphIndex, computed_values, values_read
 from passes.graph.traversal import read_names, reads_of
 from passes.model.analysis import what_is_invalid
+from passes.model.signature import fill_in_outputs
 from passes.proof.numbers import Errors
 from passes.provenance.annotations import known_as, module_path_of
 from passes.rewrites.interface import cut_out
@@ -356,7 +357,7 @@ def merge(
         >>> [*merged.errors]
         ['y_2']
     """
-    one, two = (open_model(model).without_functions() for model in (first, second))
+    one, two = (fill_in_outputs(open_model(model).without_functions()) for model in (first, second))
     joined = join_models(one, two, map)
     own = [fit_encodings(known, model) for known, model in zip(encodings, (one, two), strict=True)]
     merged, renamed = joined.model, joined.renamed

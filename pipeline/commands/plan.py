@@ -12,7 +12,7 @@ import typer
 
 from passes.suggest import bytes_text, nearest, plural
 from passes.visible import visible_line
-from passes.weights.files import replace_when_done
+from passes.weights.files import write_file
 from pipeline.commands.shared import add_command
 from pipeline.errors import SourceError, UsageError
 from pipeline.terminal import print_line, print_text
@@ -55,8 +55,7 @@ def show(
     if svg is not None:
         from pipeline.report.arena_picture import draw_arena
 
-        with disk_errors(svg.parent), replace_when_done(svg) as temporary:
-            temporary.write_text(draw_arena(plan) + "\n", encoding="utf-8")
+        write_file(svg, draw_arena(plan) + "\n")
         print_line(f"picture: {svg}")
 
 
@@ -80,8 +79,7 @@ def trace(folder: Path, out: Path = Path("trace.json"), runs: int = 3) -> None:
     program = compile_graph(fuse(graph, config.chosen_fusions), **config.program_options)
     bound = program.context.bound
     times = trace_runs(bound, random_feed(program.feed_signature), runs=runs)
-    with disk_errors(out.parent), replace_when_done(out) as temporary:
-        temporary.write_text(json.dumps(to_chrome_trace(bound, times)) + "\n", encoding="utf-8")
+    write_file(out, json.dumps(to_chrome_trace(bound, times)) + "\n")
     spent: Counter[str] = Counter()
     for time in times:
         spent[program.plan.calls[time.call].attr_schema.partition("/")[0]] += time.ended - time.begun

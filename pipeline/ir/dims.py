@@ -278,7 +278,8 @@ def _wrong_names(graph: Graph, dims: Dims) -> Iterator[str]:
 def _wrong_sizes(graph: Graph, dims: Dims) -> Iterator[str]:
     for name, span in graph.dims.items():
         if name in dims and not _within(dims[name], span):
-            yield f"{name} = {dims[name]} is not in {span.least} .. {'' if span.most is None else span.most}".rstrip()
+            limits = f"{span.least} or more" if span.most is None else f"{span.least} .. {span.most}"
+            yield f"{name} = {dims[name]}; expected {limits}"
     for guard in graph.guards:
         if names_in(guard) <= dims.keys() and not _holds(guard, dims):
             yield f"the trace relies on {guard}"

@@ -28,8 +28,9 @@ def refuse_quantized_activations(model: DetachedModel, names: OptionNames = KEYS
     nodes = [node for node in model.index.nodes if node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear")]
     found = [node for node in nodes if node.domain in ONNX_DOMAINS and node.input[0] not in stored]
     if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise UsageError(
-            f"found {found[0].op_type} of {found[0].input[0]!r} and {len(found) - 1} more in the model, "
+            f"found {found[0].op_type} of {found[0].input[0]!r}{more} in the model, "
             "expected a model that quantizes weights at most; simulate the float model with these encodings: onnxline "
             f"encodings QUANTIZED.onnx --of FLOAT.onnx -o net.encodings, and {names.encodings}: net.encodings"
         )

@@ -18,6 +18,7 @@ from passes.errors import check_arguments, is_number
 from passes.graph.inference import start_process
 from passes.graph.op_facts import RANDOM_OPS, opset_of
 from passes.graph.traversal import every_node
+from passes.model.signature import fill_in_outputs
 from passes.optimize import optimize, read_source
 from passes.policy.policy import check_lists
 from passes.proof.draws import InputSampler
@@ -212,7 +213,7 @@ def to_int8(
     with open_context(timeout_s) as opened:
         context = replace(opened, run_advice="")
         start_process()  # a fork of this process, before onnxruntime starts threads here
-        source = read_source(model, context)
+        source = fill_in_outputs(read_source(model, context))  # as a run does
         refuse_quantized_activations(source, OPTIONS)
         flat, inlined = _inline_functions(source)
         settings = QuantSimConfig(

@@ -74,14 +74,15 @@ def read_arrays(path: Path) -> dict[str, torch.Tensor]:
     """
     if path.suffix not in ENDINGS:
         raise UsageError(f"{path}: expected {' or '.join(ENDINGS)}")
-    if not path.is_file():
-        raise UsageError(f"{path} cannot be read: there is no such file")
     try:
+        if not path.is_file():
+            raise UsageError(f"{path} cannot be read: there is no such file")
+        path.open("rb").close()  # else a file that nobody may read is no whole .npz
         return _from_safetensors(path) if path.suffix == ".safetensors" else _from_npz(path)
     except UsageError:
         raise
     except Exception as error:  # of the two libraries, or the file system's
-        raise UsageError(f"{path} cannot be read: {error}") from error
+        raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def write_arrays(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:

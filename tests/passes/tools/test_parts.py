@@ -212,6 +212,14 @@ def test_a_model_after_itself(context: PassContext) -> None:
     assert len(merged.model.proto.graph.initializer) == 4
 
 
+def test_outputs_without_a_shape_get_theirs(context: PassContext) -> None:
+    """ONNX's checker refuses outputs without one."""
+    model = model_of("g (float[n, 8] x) => (float[n, 8] y) { a = Exp (x) y = Relu (a) }")
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    merged = merge(model, model, {"y": "x"}, context=context)
+    onnx.checker.check_model(attach(merged.model))
+
+
 STORED = """
 g (float[2, 8] x) => (float[2, 8] y, float[8, 8] w, float[2, 8] x) <float[8, 8] w> {
   a = MatMul (x, w)

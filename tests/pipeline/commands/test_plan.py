@@ -156,6 +156,7 @@ def test_a_trace_runs_what_the_run_ran(tmp_path: Path) -> None:
         ),
         (["show", "plan.bin", "--regions", ""], UsageError, "found '', expected NAME:SIZE"),
         (["trace", "none"], UsageError, "none does not exist; expected the folder of a run"),
+        (["trace", "", "-o", "none/trace.json", "--runs", "1"], UsageError, r"cannot write to none/trace\.json"),
     ],
 )
 def test_mistakes_are_named(folder: Path, arguments: list[str], error: type[Exception], message: str) -> None:

@@ -186,8 +186,10 @@ def test_every_name_becomes_a_number(graph: Graph) -> None:
 def test_every_violation_is_named(graph: Graph) -> None:
     with pytest.raises(UsageError) as error:
         fix_dims(graph, {"n": 65})
-    assert "n = 65 is not in 2 .. 64" in str(error.value)
+    assert "n = 65; expected 2 .. 64" in str(error.value)
     assert "the trace relies on Eq(Mod(n, 2), 0)" in str(error.value)
+    with pytest.raises(UsageError, match="n = 1; expected 2 or more"):
+        fix_dims(replace(graph, dims={"n": DimRange(2)}), {"n": 1})
     with pytest.raises(UsageError, match=r"relies on Ne\(Mod\(n, n - 2\), 1\)"):
         fix_dims(graph, {"n": 2})  # it cannot even be worked out there
     with pytest.raises(UsageError, match=r"no dim 'N'; did you mean 'n'\?\n  - the dim 'n' has no size"):

@@ -28,7 +28,7 @@ from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed, SourceError, UsageError
 from pipeline.quantsim import QuantSim
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, nodes_of
-from tests.support.onnx_models import biased_attention
+from tests.support.onnx_models import biased_attention, matrix
 
 GRAPHS = {
     "tied": ("g (float[8, 8] x) => (float[8, 8] y) { a = MatMul(x, w) b = Relu(a) y = Add(b, w) }", (8, 8)),
@@ -298,6 +298,14 @@ def test_outputs_without_a_ratio_are_named() -> None:
     assert [note for note in notes if note.startswith("RandomNormalLike give")]
 
 
+@pytest.mark.parametrize("profile", ["ort-cpu", "qnn-htp", "tensorrt"])
+def test_an_output_without_a_shape_gets_its_shape(profile: Any) -> None:
+    """ONNX's checker refuses outputs without one."""
+    model = attach(model_of("g (float[n, 4] x) => (float[n, 8] y) { y = MatMul(x, w) }", w=matrix(4, 8, 1)))
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    onnx.checker.check_model(onnxline.to_int8(model, profile=profile).to_proto())
+
+
 def test_a_weight_that_callers_may_feed_stays_in_float_by_its_bytes() -> None:
     text = "g (float[2, 4] x, float[4, 4] w) => (float[2, 4] y) { y = MatMul(x, w) }"
     result = onnxline.to_int8(attach(model_of(text, w=np.eye(4, dtype=np.float32))))
@@ -363,8 +371,11 @@ def test_places_that_cannot_be_written(folder: Path) -> None:
 
 def test_models_that_are_not_quantized(folder: Path) -> None:
     quantized = onnxline.to_int8(folder / "mlp.onnx", folder / "data").to_proto()
-    with pytest.raises(UsageError, match="expected a model that quantizes weights at most"):
+    with pytest.raises(UsageError, match="and 3 more in the model, expected a model that quantizes weights at most"):
         onnxline.to_int8(quantized)
+    one = model_of("g (float[2, 4] x, float s) => (uint8[2, 4] y) { y = QuantizeLinear(x, s) }")
+    with pytest.raises(UsageError, match=r"found QuantizeLinear of 'x' in the model"):
+        onnxline.to_int8(attach(one))
     no_product = model_of("g (float[2, 4] x) => (float[2, 4] y) { r = Relu(x) y = Sqrt(r) }")
     with pytest.raises(UsageError, match="ort-cpu quantizes no tensor of the model"):
         onnxline.to_int8(attach(no_product))

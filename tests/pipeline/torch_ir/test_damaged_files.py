@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from pipeline.errors import UsageError
 from pipeline.torch_ir import IR, ExecutionError, IRExecutor, SerializationError, execute_ir, extract_ir
+from pipeline.torch_ir.command_files import read_arrays
 from tests.pipeline.torch_ir.small_modules import Does, MaskedLinear
 
 Damage = Callable[[bytes], bytes]
@@ -268,3 +271,17 @@ def test_the_head_of_a_file_is_refused_before_anybody_asks_for_its_graph() -> No
     for wrong in ({"signature": {"inputs": "x"}}, {"guards": ["n +"]}, {"dims": {"n": 3}}):
         with pytest.raises(SerializationError):
             IR.from_dict(data | wrong)
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.safetensors"])
+def test_tensors_that_may_not_be_read_are_not_called_damaged(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(b"anything")
+    file.chmod(0)
+    user = os.geteuid()
+    os.seteuid(user or 65534)  # root may read each file
+    try:
+        with pytest.raises(UsageError, match=f"{name} cannot be read: Permission denied$"):
+            read_arrays(file)
+    finally:
+        os.seteuid(user)
