@@ -22,6 +22,7 @@ from onnx.inliner import inline_selected_functions
 from passes.custom_ops.declarations import add_libraries, reference_ops
 from passes.errors import StepFailed, StepTimedOut
 from passes.graph.index import GraphIndex, drop_unread, initializers_of, replace_entries
+from passes.graph.inference import types_of
 from passes.graph.traversal import reads_of, without_sparse
 from passes.visible import visible_line
 from passes.weights.detached import DetachedModel
@@ -300,7 +301,22 @@ def _open_session(
             return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:
             advice = DECLARE if UNKNOWN in str(error) else ""
-            raise StepFailed(f"onnxruntime refuses the model: {first_words(error)}{advice}") from error
+            words = first_words(error).replace("for the types", _describe_types(error, proto))
+            raise StepFailed(f"onnxruntime refuses the model: {words}{advice}") from error
+
+
+def _describe_types(error: Exception, proto: onnx.ModelProto) -> str:
+    """For which of the types that a node reads onnxruntime has few kernels."""
+    lack = NO_KERNEL.search(str(error))
+    read = [name for node in proto.graph.node if lack and lack[3] and node.name == lack[3] for name in node.input]
+    known = types_of(proto) if read else {}
+    types = {known[name].type.tensor_type.elem_type for name in read if name in known}
+    rare = [TensorProto.DataType.Name(kind).lower() for kind in RARE if kind in types]
+    return f"for {' and '.join(rare)}" if rare else "for the types"
+
+
+RARE: Final = (TensorProto.BFLOAT16, TensorProto.FLOAT16, TensorProto.DOUBLE)
+"""Types of which onnxruntime's CPU provider has few kernels."""
 
 
 def first_words(error: Exception) -> str:

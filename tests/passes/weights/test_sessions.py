@@ -103,6 +103,21 @@ def test_a_sequence_of_tensors_of_different_shapes_is_refused() -> None:
         session.run({"x": np.ones((4, 3), np.float32)})
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("(bfloat16[2] x) => (bfloat16[2] y) { y = Mul (x, x) }", "no Mul of opset 14 for bfloat16 of node 'made'"),
+        ("(float[2] x) => (float[2] y) { y = RandomNormalLike (x) }", "of opset 22 for the types of node 'made'"),
+    ],
+)
+def test_a_rare_type_without_a_kernel_is_named(text: str, said: str) -> None:
+    """As in the alibi of Falcon, which is bfloat16 in a model in float32."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 22]> g {text}')
+    model.graph.node[0].name = "made"
+    with pytest.raises(StepFailed, match=said):
+        Session(model, {})
+
+
 BEYOND_NUMPY = {
     ml_dtypes.bfloat16: 21,
     ml_dtypes.float8_e4m3fn: 21,
