@@ -16,8 +16,8 @@ from passes.context import PassContext
 from passes.errors import ModelError, PolicyError, StepFailed
 from passes.graph.formatting import format_type
 from passes.graph.index import replace_all_uses_with, replace_entries, take_name
-from passes.graph.op_facts import opset_of
-from passes.graph.traversal import every_graph
+from passes.graph.op_facts import ONNX_DOMAINS, opset_of
+from passes.graph.traversal import every_graph, every_node
 from passes.model.analysis import what_is_invalid
 from passes.model.signature import contradicts
 from passes.step import Continuation, PassResult, Relation, Step
@@ -134,6 +134,12 @@ def join_models(first: DetachedModel, second: DetachedModel, map: Mapping[str, s
             f"merge: the first model has opset {opset_of(first.proto)}, and the second {opset_of(second.proto)}; bring "
             "both to one opset with `onnxline convert-opset`"
         )
+    own, others = _custom_opsets(first), _custom_opsets(second)
+    for domain in [domain for domain in own.keys() & others.keys() if own[domain] != others[domain]]:
+        raise PolicyError(
+            f"merge: the first model has version {own[domain]} of the operators {domain}, and the second "
+            f"{others[domain]}; write both models with one version"
+        )
     for old, new in mapped:
         if contradicts(givers[old].type, inputs[new].type):
             raise PolicyError(
@@ -155,13 +161,21 @@ def join_models(first: DetachedModel, second: DetachedModel, map: Mapping[str, s
     replace_entries(graph.input, [info for info in graph.input if info.name not in shared])
     left.graph.CopyFrom(graph)
     left.ir_version = max(left.ir_version, right.ir_version)
-    domains = {entry.domain for entry in left.opset_import}
-    left.opset_import.extend(entry for entry in right.opset_import if entry.domain not in domains)
+    versions = [onnx.helper.make_opsetid(*entry) for entry in {**others, **own}.items()]
+    of_onnx = [entry for entry in left.opset_import if entry.domain in ONNX_DOMAINS]
+    replace_entries(left.opset_import, [*of_onnx, *versions])
     merged = DetachedModel(left, {**first.weights, **second.weights})
     broken = what_is_invalid(merged)
     if broken:
         raise StepFailed(f"merge: the result is not valid ONNX: {broken}")
     return JoinedModels(merged, renamed)
+
+
+def _custom_opsets(model: DetachedModel) -> dict[str, int]:
+    """The versions of domains other than ONNX's of which the model has nodes."""
+    used = {node.domain for node in every_node(model.proto.graph)}
+    known = {entry.domain: entry.version for entry in model.proto.opset_import}
+    return {domain: version for domain, version in known.items() if domain in used - {*ONNX_DOMAINS}}
 
 
 def _all_names(proto: onnx.ModelProto) -> set[str]:

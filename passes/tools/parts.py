@@ -17,6 +17,7 @@ import onnx
 
 from passes.context import PassContext
 from passes.diff.formats import distance_text
+from passes.encodings.aimet import AimetVersion, aimet_text
 from passes.encodings.encoding import Encoding, fit_encodings
 from passes.errors import PolicyError, StepFailed
 from passes.graph.index import GraphIndex, computed_values, values_read
@@ -28,7 +29,7 @@ from passes.provenance.annotations import known_as, module_path_of
 from passes.rewrites.interface import cut_out
 from passes.rewrites.merge import join_models, pairs_of
 from passes.suggest import nearest, plural
-from passes.tools.chain import prove_chain
+from passes.tools.chain import UNPROVEN, prove_chain
 from passes.visible import Table, TableResult
 from passes.weights.detached import DetachedModel, attach, open_model
 from passes.weights.files import write_errors, write_file, write_model
@@ -128,8 +129,12 @@ class PartedModel(TableResult):
             ],
         }
 
-    def save(self, folder: str | PathLike[str]) -> None:
-        """Write a file for each part, and the manifest.
+    def save(self, folder: str | PathLike[str], version: AimetVersion = "1.0.0") -> None:
+        """Write a file for each part, its encodings where the model has some, and the manifest.
+
+        Args:
+            folder: where to write; it is made where it does not exist.
+            version: that of AIMET's format for the encodings.
 
         Raises:
             UsageError: a file cannot be written.
@@ -139,6 +144,9 @@ class PartedModel(TableResult):
             folder.mkdir(parents=True, exist_ok=True)
         for part in self.parts:
             part.save(folder / f"{part.name}.onnx")
+            if any(known.encodings for known in self.parts):
+                text = aimet_text(part.encodings, part.model.index.initializers.keys(), version)
+                write_file(folder / f"{part.name}.encodings", text)
         write_file(folder / MANIFEST, json.dumps(self.manifest(), indent=2) + "\n")
 
 
@@ -192,11 +200,17 @@ def split(
             raise PolicyError(f"split: at is {at!r}; expected a list of names")
         numbers = _parts_at(index, at)
     elif max_bytes is not None:
+        if not isinstance(max_bytes, int | float | np.integer) or max_bytes < 1:
+            raise PolicyError(f"split: max_bytes is {max_bytes!r}; expected a number of bytes, such as 1_000_000_000")
         numbers = _parts_by_bytes(whole, max_bytes)
     elif module is not None:
         labels = _modules_of(index, module)
         numbers = _parts_by_label(index, labels)
     else:
+        known = dict.fromkeys(known_as(node) for node in whole.proto.graph.node)
+        for name in runs_on or {}:
+            if name and name not in known:
+                raise PolicyError(f"split: runs_on has {name!r}, which is no node of the model{nearest(name, known)}")
         labels = ["taken" if (runs_on or {}).get(known_as(node), True) else "refused" for node in index.own]
         numbers = _parts_by_label(index, labels)
     label_of = dict(zip(numbers, labels, strict=False))  # all nodes of a part have one label; of a cut they have none
@@ -359,6 +373,10 @@ def merge(
     """
     one, two = (fill_in_outputs(open_model(model).without_functions()) for model in (first, second))
     joined = join_models(one, two, map)
+    types = {**one.index.required_inputs, **one.index.outputs}
+    lists = [old for old in map if types[old].type.WhichOneof("value") != "tensor_type"]
+    if proof and lists:
+        raise PolicyError(f"merge: {lists[0]!r} is no tensor, and a proof feeds tensors to a model; {UNPROVEN}")
     own = [fit_encodings(known, model) for known, model in zip(encodings, (one, two), strict=True)]
     merged, renamed = joined.model, joined.renamed
     fed = {new: old for old, new in pairs_of(map)}

@@ -87,11 +87,11 @@ def split(
     no_proof: bool = False,
 ) -> None:
     """Write an ONNX file as parts that feed each other, with a manifest of what feeds what."""
-    from passes.encodings.aimet import aimet_text, read_aimet
+    from passes.encodings.aimet import read_aimet
     from passes.errors import StepFailed
     from passes.tools import parts as tools
     from passes.weights.detached import read_model
-    from passes.weights.files import write_errors, write_file
+    from passes.weights.files import write_errors
 
     ways: dict[str, Any] = {"at": at, "max_bytes": max_size, "module": module, "runs_on": target}
     if sum(way is not None for way in ways.values()) != 1:
@@ -99,7 +99,7 @@ def split(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"-o {out} is there already; expected a folder that is empty, or does not exist")
     opened = read_model(model)
-    given, version = (None, None) if encodings is None else read_aimet(encodings)
+    given, *versions = (None,) if encodings is None else read_aimet(encodings)
     ways = {
         "at": at or (),
         "max_bytes": None if max_size is None else read_size(max_size),
@@ -112,11 +112,7 @@ def split(
         raise CheckFailed(f"{failure}; nothing was written") from failure
     try:
         with write_errors(out):
-            found.save(out)
-            if version is not None:
-                for part in found.parts:
-                    text = aimet_text(dict(part.encodings), set(part.model.index.initializers), version)
-                    write_file(out / f"{part.name}.encodings", text)
+            found.save(out, *versions)
     except BaseException:  # Ctrl-C too: the same command would not take a folder with some of the parts
         for file in out.glob("*"):
             file.unlink()

@@ -14,6 +14,7 @@ import onnxruntime
 import pytest
 
 from passes.context import PassContext
+from passes.encodings.aimet import read_aimet
 from passes.encodings.encoding import Encoding, Precision
 from passes.errors import PolicyError, StepFailed, UsageError
 from passes.optimize import optimize
@@ -130,6 +131,9 @@ def test_a_part_says_what_it_is_for(way: Mapping[str, Any], labels: list[str]) -
         ({}, "expected one of"),
         ({"at": ["b"], "max_bytes": 5}, "expected one of"),
         ({"at": "b"}, "at is 'b'; expected a list of names"),
+        ({"max_bytes": "1GB"}, "max_bytes is '1GB'; expected a number of bytes"),
+        ({"max_bytes": 0}, "max_bytes is 0; expected a number of bytes"),
+        ({"runs_on": {"n_cc": False}}, "runs_on has 'n_cc', which is no node of the model; did you mean 'n_c'"),
     ],
 )
 def test_what_split_refuses(way: Mapping[str, Any], words: str) -> None:
@@ -268,15 +272,42 @@ def test_models_that_do_not_fit() -> None:
         merge(branches(), model_of(text), {"y": "x"})
 
 
+def test_versions_of_other_operators() -> None:
+    text = '<ir_version: 9, opset_import: ["": 18, "ai.onnx.ml": {}]>'
+    text += "g (float[2] x) => (float[2] y) {{ y = {} (x) }}"
+    scaler = "ai.onnx.ml.Scaler <offset = [0.0], scale = [2.0]>"
+    old, new = (onnx.parser.parse_model(text.format(version, scaler)) for version in (1, 3))
+    with pytest.raises(
+        PolicyError, match=r"first model has version 1 of the operators ai[.]onnx[.]ml, and the second 3"
+    ):
+        merge(old, new, {"y": "x"})
+    unused = onnx.parser.parse_model(text.format(1, "Relu"))
+    for pair in ((unused, new), (new, unused)):
+        found = merge(*pair, {"y": "x"}, proof=False).model.proto.opset_import
+        assert {entry.domain: entry.version for entry in found} == {"": 18, "ai.onnx.ml": 3}
+
+
+def test_a_sequence_between_two_models_is_not_proven() -> None:
+    first = model_of("g (float[2, 4] x) => (seq(float[2, 4]) s) { s = SequenceConstruct (x, x) }")
+    second = model_of("g (seq(float[2, 4]) s) => (float[4, 4] y) { y = ConcatFromSequence <axis = 0> (s) }")
+    with pytest.raises(PolicyError, match=r"'s' is no tensor, .*; leave the proof out: --no-proof"):
+        merge(first, second, {"s": "s"})
+    assert [*merge(first, second, {"s": "s"}, proof=False).model.index.outputs] == ["y"]
+
+
 def encoding_of(scale: float) -> Encoding:
     return Encoding(Precision(8, signed=False, symmetric=False), np.array(scale, np.float32), np.array(128))
 
 
-def test_encodings_go_with_their_tensors(context: PassContext) -> None:
+def test_encodings_go_with_their_tensors(context: PassContext, tmp_path: Path) -> None:
     """Each part has those of its tensors, a value at the cut in both; merged again they are what they were."""
     given = {name: encoding_of(place + 1.0) for place, name in enumerate(("x", "w", "b", "v", "y"))}
     found = split(branches(), at=["b"], encodings=given, proof=False, context=context)
     assert [sorted(part.encodings) for part in found.parts] == [["b", "w", "x"], ["b", "v", "y"]]
+    found.save(tmp_path / "parts")
+    assert sorted(read_aimet(tmp_path / "parts" / "part1.encodings")[0]) == ["b", "v", "y"]
+    split(branches(), at=["b"], proof=False).save(tmp_path / "plain")
+    assert not [*(tmp_path / "plain").glob("*.encodings")]
     first, second = found.parts
     pairs = {name: name for name in second.inputs}
     both = (first.encodings, second.encodings)
