@@ -98,10 +98,12 @@ def adopt_encodings(
     blocked = {placed.site.tensor for placed in placement.quantized_sites() if _is_bias_of_blocks(placed, encodings)}
     missing = [name for name in wanted if name not in encodings and name not in blocked]
     if missing:
+        roles = {placed.site.tensor: placed.site.role for placed in quantized}
+        kind = "weights" if roles[missing[0]] == "weight" else "activations"
         raise UsageError(
             f"{placement.names.encodings}: {len(missing)} of {len(wanted)} tensors that are to be quantized have no "
             f"encoding in the file: {list_with_nearest(missing, given)}; leave them in float: "
-            f"{placement.names.in_float.format(f'tensor:{missing[0]}', 'activations')}{_explain_names(model, given)}"
+            f"{placement.names.in_float.format(f'tensor:{missing[0]}', kind)}{_explain_names(model, given)}"
         )
     return replace(placement, sites=tuple(_adopt(placed, encodings) for placed in placement.sites)), encodings
 

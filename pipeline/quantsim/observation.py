@@ -153,4 +153,7 @@ SIZE: Final = "Size"
 
 def _open(model: DetachedModel) -> Session | None:
     """None for a model without outputs, which onnxruntime refuses."""
-    return Session.of(model, in_order=True) if model.proto.graph.output else None
+    try:
+        return Session.of(model, in_order=True) if model.proto.graph.output else None
+    except StepFailed as failure:
+        raise UsageError(f"calibration: {failure}") from failure

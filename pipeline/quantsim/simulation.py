@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -123,17 +124,28 @@ def simulate_outputs(
         data: what messages call the option of the samples.
 
     Raises:
-        StepFailed: onnxruntime cannot run the float model, or the quantized one without optimizations, or an output has
-            another shape.
-        UsageError: the float model gives NaN.
+        StepFailed: onnxruntime cannot run the quantized model without optimizations, or an output has another shape.
+        UsageError: onnxruntime cannot run the float model, or that gives NaN.
     """
-    expected, exact, sums = _open(model), Session.of(quantized), _OutputSums(data)
+    with _named_as_float(""):
+        expected = _open(model)
+    exact, sums = Session.of(quantized), _OutputSums(data)
     device = _DeviceRun(quantized, folder, PROTOBUF_LIMIT)
     for feeds in samples:
-        wanted = expected.run(feeds)
+        with _named_as_float(f"; give samples of other sizes ({data})"):
+            wanted = expected.run(feeds)
         sums.add(wanted, exact.run(feeds))
         device.add(wanted, feeds)
     return sums.noise(), device.finish()
+
+
+@contextmanager
+def _named_as_float(advice: str) -> Iterator[None]:
+    """Let an error of a run say that it is the float model that does not run."""
+    try:
+        yield
+    except StepFailed as failure:
+        raise UsageError(f"the float model does not run: {failure}{advice}") from failure
 
 
 def find_least_ratio(model: DetachedModel, quantized: DetachedModel, samples: Iterable[Feeds]) -> float:

@@ -21,8 +21,10 @@ from onnx import NodeProto, TensorProto, helper
 from passes.graph.index import GraphIndex
 from passes.graph.op_facts import PRODUCTS
 from passes.graph.traversal import walk
+from passes.provenance.annotations import known_as
 from passes.weights.detached import DetachedModel
 from pipeline.config.quantsim import FLOAT, Precision
+from pipeline.errors import UsageError
 from pipeline.quantsim.placement import PlacementRule
 from pipeline.quantsim.sites import Site
 
@@ -150,8 +152,17 @@ def _mark(model: DetachedModel, sites: Sequence[Site]) -> Any:
     with _without_warnings():
         quantizer = QDQQuantizer(proto, True, False, QuantType.QInt8, QuantType.QUInt8, ranges, [], [], operators, {})
         for node in quantizer.model.nodes():
-            if quantizer.should_quantize_node(node):
+            if not quantizer.should_quantize_node(node):
+                continue
+            try:
                 CreateQDQQuantizer(quantizer, node).quantize()
+            except KeyError as error:  # onnxruntime 1.31: a Relu or Clip of a weight, of which it has no range
+                if node.input[0] not in model.index.initializers:
+                    raise
+                raise UsageError(
+                    f"onnxruntime's quantizer does not take {node.op_type} {known_as(node)!r} of the stored tensor "
+                    f"{node.input[0]!r}; compute it once and for all: onnxline optimize MODEL -o OUT"
+                ) from error
     return quantizer
 
 

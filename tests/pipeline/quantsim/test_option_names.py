@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 import onnxline
-from passes.errors import OnnxlineError
+from passes.errors import OnnxlineError, UsageError
 from passes.weights.detached import attach
 from pipeline.config import RunConfig
 from pipeline.events import Event, Note
@@ -43,7 +43,7 @@ MODELS = {
     "stored": (
         "g (float[2, 4] x) => (float[2, 4] y) { y = Gemm(x, w, b) }",
         17,
-        {"w": np.eye(4), "b": np.float32([0, 0, 0, np.inf])},
+        {"w": np.eye(4), "b": np.array([0, 0, 0, np.inf], np.float32)},
     ),
     "wide": (
         "g (float[2, 4] x) => (float[2, 8] y) { s = Sigmoid(x) a = MatMul(x, w) y = Concat<axis = 1>(s, a) }",
@@ -54,7 +54,7 @@ MODELS = {
     "masked": (
         "g (float[2, 4] x) => (float[2, 4] y) { a = MatMul(x, w) m = Add(a, k) s = Softmax(m) y = MatMul(s, w) }",
         17,
-        {"w": np.eye(4), "k": np.float32([0, 0, 0, -3e38])},
+        {"w": np.eye(4), "k": np.array([0, 0, 0, -3e38], np.float32)},
     ),
     "open": ("g (float[n, n] x) => (float[n, 3] y) { y = MatMul(x, w) }", 17, {"w": np.ones((5, 3))}),
     "plain": ("g (float[2, 4] x) => (float[2, 4] y) { y = MatMul(x, w) }", 17, {"w": np.eye(4)}),
@@ -152,3 +152,33 @@ def test_an_encoding_that_is_missing_in_a_file(tmp_path: Path) -> None:
     said = by_command(model, encodings=file)
     assert said.startswith("encodings: 1 of 3 tensors that are to be quantized have no encoding in the file: 'w'")
     assert "leave them in float: keep tensor:w" in said
+    advice = "quantsim.rules, tensor:w: {weights: float}"
+    assert advice in by_quantsim(model, encodings_from=str(file))
+    followed = by_quantsim(model, encodings_from=str(file), rules={"tensor:w": {"weights": "float"}})
+    assert "quantsim.rules" not in followed
+
+
+def test_a_model_that_does_not_run_is_a_mistake_of_its_user(tmp_path: Path) -> None:
+    feeds = [{"x": np.ones((2, 4), np.float32)}]
+    w, sizes = np.eye(4, dtype=np.float32), np.array([7, 4])
+    text = "g (float[n, 4] x) => (float[7, 4] y) { a = MatMul(x, w) y = Reshape(a, s) }"
+    onnx.save(attach(model_of(text, 17, w=w, s=sizes)), tmp_path / "fixed.onnx")
+    said = by_command(tmp_path / "fixed.onnx", feeds=feeds)
+    assert said.startswith("the float model does not run: ")
+    assert said.endswith("give samples of other sizes (data)")
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 21, "acme": 1]>'
+        "g (float[2, 4] x) => (float[2, 4] y) { a = acme.Foo(x) y = MatMul(a, w) }"
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    for profile in ("ort-cpu", "weight-only"):
+        with pytest.raises(UsageError, match=r"acme:Foo.*declare the operator"):
+            onnxline.to_int8(model, feeds=feeds, profile=profile)
+
+
+def test_a_relu_of_a_weight() -> None:
+    text = "g (float[4, 4] x) => (float[4, 4] y) { a = MatMul(x, w) r = Relu(w) y = MatMul(a, r) }"
+    model = attach(model_of(text, 17, w=np.eye(4, dtype=np.float32)))
+    with pytest.raises(UsageError, match="does not take Relu 'r' of the stored tensor 'w'"):
+        onnxline.to_int8(model)
+    assert onnxline.to_int8(onnxline.optimize(model).to_proto()).placement.quantized_sites()
