@@ -92,10 +92,13 @@ def test_the_action_on_a_diff(tmp_path: Path) -> None:
         {"command": "diff a.onnx 'b $(touch hacked)`touch hacked`.onnx' \"--structure-only\"", "install": ""}, tmp_path
     )
     assert quoted.stdout.replace("b $(touch hacked)`touch hacked`", "b") == found.stdout
+    (tmp_path / "a.onnx").rename(tmp_path / "a\\a.onnx")
+    backslash = replay({"command": "diff 'a\\a.onnx' b* --structure-only", "install": ""}, tmp_path)
+    assert (backslash.returncode, "b*" in backslash.stderr) == (2, True), "the file is found, and nothing is expanded"
     open_quote = replay({"command": "diff 'a.onnx a.onnx", "install": ""}, tmp_path)
     assert open_quote.returncode == 2
     assert "unmatched single quote" in open_quote.stderr
-    same = replay({"command": "diff a.onnx a.onnx; touch hacked", "install": ""}, tmp_path)
+    same = replay({"command": "diff 'a\\a.onnx' 'a\\a.onnx'; touch hacked", "install": ""}, tmp_path)
     assert same.returncode == 2
     assert not (tmp_path / "hacked").exists()
 
