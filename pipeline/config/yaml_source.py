@@ -61,9 +61,8 @@ class Document:
         while pending:
             path, value = pending.pop(0)
             place = self.marks.place(path)
-            is_named = (
-                path[-1:] == (name,) or value == name or (isinstance(value, str) and value.startswith(f"{name}:"))
-            )
+            is_text = isinstance(value, str) and (repr(value)[1:-1] == name or value.startswith(f"{name}:"))
+            is_named = path[-1:] == (name,) or value == name or is_text
             if is_named and re.search(r":\d+$", place):
                 return place, key_text(path)
             items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()

@@ -383,13 +383,15 @@ def test_a_model_where_a_configuration_is_expected_is_refused(tmp_path: Path) ->
         ),
         ("model.factory: found 'x.py'", "{file}:2: model.factory: found 'x.py'"),
         ("no file 'elsewhere'", "no file 'elsewhere'"),
+        (r"no pass 'a\n'", r"{file}:7: passes.skip[0]: no pass 'a\n'"),
         ("nothing is quoted", "nothing is quoted"),
     ],
 )
 def test_a_mistake_that_is_found_later_has_the_file_and_the_key(tmp_path: Path, said: str, expected: str) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(
-        "model:\n  factory: x.py\npasses:\n  keep: [qkv, qkw]\n  recipe:\n    - split-qkv: {x: 1}\n", encoding="utf-8"
+        'model:\n  factory: x.py\npasses:\n  keep: [qkv, qkw]\n  recipe:\n    - split-qkv: {x: 1}\n  skip: ["a\\n"]\n',
+        encoding="utf-8",
     )
     config = RunConfig.from_yaml(file)
     with pytest.raises(PolicyError) as caught, config.name_keys():
