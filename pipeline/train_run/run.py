@@ -48,6 +48,8 @@ HISTORY: Final = history_path(Path(STATES)).name
 WEIGHTS: Final = "weights.safetensors"
 """Parameters and buffers by their names in the module, at the end."""
 
+LOG: Final = "log.txt"
+
 MODEL: Final = "model.onnx"
 """The trained model, as the main job has left it."""
 
@@ -94,7 +96,7 @@ class TrainRun:
             self._config, self._train = config, check_train(config)
         self._workspace = Workspace(out or Path("runs") / f"{config.name}-train")
         self._observer, self._anew = observer, anew
-        self._log = RunLog()
+        self._log, self._has_begun = RunLog(), False
 
     def run(self) -> TrainResult:
         """Train until a limit is reached.
@@ -107,8 +109,9 @@ class TrainRun:
         with self._workspace.acquire():
             try:
                 return self._execute()
-            finally:
-                write_quietly(lambda: self._workspace.write_text("log.txt", self._log.text()))
+            finally:  # where this training has not begun, the log of an earlier one stays, as its other files do
+                if self._has_begun or not (self._workspace.folder / STATES).exists():
+                    write_quietly(lambda: self._workspace.write_text(LOG, self._log.text()))
 
     def compare_step(self, step: int, tolerances: Mapping[str, Tolerance] | None = None) -> StepComparison:
         """Begin anew and do `step` steps, the last step by eager torch too, from the same states. Writes no file.
@@ -150,6 +153,7 @@ class TrainRun:
         program = self._record(source.module, first)
         if not resumes:  # not before the settings are known to make a step
             self._begin_anew(key)
+        self._has_begun = True
         loop = TrainingLoop(program, make_schedule(self._train.schedule))
         loop.observer = self._send
         limits = FitLimits(self._train.epochs, self._train.steps, self._train.until)
@@ -221,7 +225,7 @@ class TrainRun:
             counter = itertools.count(1)
             aside = next(path for path in (folder / EARLIER / str(number) for number in counter) if not path.exists())
             make_folder(aside)
-            for file in found:
+            for file in (*found, *folder.glob(LOG)):
                 file.rename(aside / file.name)
             self._send(Note(f"this training begins anew; the files of the previous training are in {aside}"))
         self._workspace.save(STAGE, key, self._config.name)
@@ -312,7 +316,7 @@ class TrainRun:
             versions=versions(),
             cached=(),
             seconds={phase.name: phase.seconds for phase in training.phases},
-            files=tuple(sorted(present | {"report.json", "report.html", "log.txt"})),
+            files=tuple(sorted(present | {"report.json", "report.html", LOG})),
             training=training,
         )
         self._workspace.write_text("report.json", report_json(report))

@@ -385,7 +385,7 @@ class TrainProgram(ProcessBound):
 
 
 class LateSum:
-    """The sum of a number of each step, which is finite as long as all of them are; the host takes it late."""
+    """Zero times a number of each step, which is finite as long as all of them are; the host takes it late."""
 
     def __init__(self, device: Device, order: StreamOrder) -> None:
         with device.scope():
@@ -394,7 +394,7 @@ class LateSum:
         self._device, self._value = device, device.late_value(self._sum)
 
     def add(self, number: torch.Tensor) -> None:
-        self._sum.add_(number)
+        self._sum.add_(number, alpha=0)  # zero, or NaN where the number is not finite: the sum stays in its range
         self._value.start()
 
     def look_again(self) -> None:

@@ -169,7 +169,7 @@ def test_what_begins_anew_leaves_no_file_of_the_training_before(folder: Path) ->
     run(path, out)
     (out / "model.onnx").write_text("the model of the training before")
     states = ("train.safetensors", "train.safetensors.history.json")
-    rest = ("report.html", "report.json", "weights.safetensors")
+    rest = ("log.txt", "report.html", "report.json", "weights.safetensors")
     _, events = run(path, out, anew=True)  # though its settings are the same
     assert not says_that_it_goes_on(events)
     assert not (out / "model.onnx").exists()
@@ -194,7 +194,10 @@ def test_a_failed_training_lists_no_file_of_another_one(folder: Path) -> None:
     """The first training's files are set aside, and the report is of the second one alone."""
     path, out = settings(folder), folder / "out"
     run(path, out)
-    kept = {name: (out / name).read_bytes() for name in ("train.safetensors", "weights.safetensors", "report.json")}
+    kept = {
+        name: (out / name).read_bytes()
+        for name in ("train.safetensors", "weights.safetensors", "report.json", "log.txt")
+    }
     with pytest.raises(SourceError):
         run(settings(folder, make="make_nothing"), out)
     assert all((out / name).read_bytes() == data for name, data in kept.items())  # nothing was trained

@@ -39,18 +39,35 @@ def test_a_wait_says_what_was_wrong_with_the_last_step(
         program.synchronize()
 
 
-def test_a_wait_looks_also_where_the_last_look_was_just_now(
-    program: TrainProgram, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def look_at_the_end_alone(program: TrainProgram, monkeypatch: pytest.MonkeyPatch) -> None:
     """A card is looked at once in a millisecond, so the last steps may be seen by no look."""
     assert program._late is not None
     value = program._late._value
     monkeypatch.setattr(value, "start", lambda *, at_once=False, start=value.start: at_once and start(at_once=True))
+
+
+def test_a_wait_looks_also_where_the_last_look_was_just_now(
+    program: TrainProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_at_the_end_alone(program, monkeypatch)
     program.step(BROKEN)
     with pytest.raises(NotFinite):
         program.synchronize()
     program.step((X, LABELS))
     program.synchronize()
+
+
+def test_large_losses_are_no_broken_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each loss is about 2.9e38, and two are more than float32 has."""
+    module, target = nn.Linear(3, 3), torch.zeros(4, 3)
+    target[0, 0] = 1.7e19
+    batch = (X, target)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+    program = record_step(module, nn.MSELoss(reduction="sum"), optimizer, batch, device=RecordingDevice(2**22))
+    look_at_the_end_alone(program, monkeypatch)
+    losses = [program.step(batch) for _ in range(4)]
+    program.synchronize()
+    assert all(2.8e38 < loss < math.inf for loss in losses)
 
 
 @pytest.mark.parametrize(("batch", "error"), [(WRONG, DataError), (BROKEN, NotFinite)])
