@@ -217,6 +217,12 @@ def describe_defaults(model: DetachedModel) -> str:
     )
 
 
+def describe_lost_training(before: DetachedModel, after: DetachedModel) -> str:
+    """A sentence where a step has left out what a model says of its training; empty where none has."""
+    is_lost = len(before.proto.training_info) > len(after.proto.training_info)
+    return "training_info is not in the result: it names weights as they were before the passes" if is_lost else ""
+
+
 def _defaults(graph: onnx.GraphProto) -> set[str]:
     """The names that are both a graph input and an initializer."""
     return initializers_of(graph).keys() & GraphIndex(graph).inputs.keys()

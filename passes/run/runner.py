@@ -11,7 +11,13 @@ from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.graph.traversal import pause_collector
 from passes.model.analysis import AnalyzedModel, what_is_invalid
-from passes.model.signature import describe_defaults, fill_in_outputs, free_initializers, restore_version
+from passes.model.signature import (
+    describe_defaults,
+    describe_lost_training,
+    fill_in_outputs,
+    free_initializers,
+    restore_version,
+)
 from passes.policy.policy import Policy
 from passes.proof.prover import Prover
 from passes.provenance import Carrier, name_weights
@@ -94,9 +100,10 @@ def run_passes(
     power, coverage = prover.power(), prover.coverage(loop.current)
     named = name_weights(model, loop.model)  # last: what was proven goes by the names from before
     final = restore_version(source, fill_in_outputs(named))
+    said = describe_defaults(final), describe_lost_training(source, final)
     return PassRun(
         *(final, tuple(loop.rows), loop.verdicts(), power, library_versions(), watched, coverage),
-        remarks=(*filter(None, [describe_defaults(final)]), *_closing_remarks(loop.rows, before, AnalyzedModel(final))),
+        remarks=(*filter(None, said), *_closing_remarks(loop.rows, before, AnalyzedModel(final))),
         example=next(iter(prover.feeds()), {}),
         nodes_before=len(model.proto.graph.node),
         invalid="" if before.invalid else what_is_invalid(final),
