@@ -191,3 +191,15 @@ def assert_steps_are_those_of_torch(
     for found, wanted, old in zip(module.parameters(), eager.parameters(), before, strict=True):
         moved = float((wanted - old).detach().abs().max())
         assert float((found - wanted).detach().abs().max()) <= limit * max(moved, 1e-3)
+
+
+def test_a_gelu_before_a_transposition_that_is_copied_is_that_of_torch() -> None:
+    """The result of the gelu is stored in the order of the copy, into which torch's gelu with `out=` writes nothing."""
+    module = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LSTM(8, 8, batch_first=True))
+    x, target, reference = torch.randn(4, 5, 8), torch.randn(4, 5, 8), copy.deepcopy(module)
+    step = record_step(module, loss_of_states, torch.optim.SGD(module.parameters(), lr=0.1), (x, target))
+    torch.testing.assert_close(step.step((x, target)), loss_of_states(reference(x), target).detach())
+
+
+def loss_of_states(found: tuple[torch.Tensor, object], target: torch.Tensor) -> torch.Tensor:
+    return f.mse_loss(found[0], target)

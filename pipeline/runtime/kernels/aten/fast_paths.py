@@ -69,6 +69,12 @@ def relu(call: AtenCall, outs: Outs) -> Launch:
     return partial(torch.clamp_min, call.args[0], 0, out=outs[0])
 
 
+def gelu(call: AtenCall, outs: Outs) -> Launch | None:
+    """oneDNN, by which torch 2.13 computes it on the CPU, writes nothing into a result with other strides."""
+    has_its_strides = outs[0].stride() == call.args[0].stride()
+    return (with_out if has_its_strides else then_copy)(nn.gelu)(call, outs)
+
+
 def convert(call: AtenCall, outs: Outs) -> Launch:
     """Copy into the result, which has the graph's dtype and memory order."""
     return partial(outs[0].copy_, call.args[0])
@@ -299,7 +305,7 @@ index_select.default
 
 WITHOUT_OUT = "conv1d.default conv2d.default conv3d.default layer_norm.default group_norm.default rms_norm.default"
 
-NN_WITH_OUT = "gelu silu leaky_relu hardtanh hardswish hardsigmoid softplus"
+NN_WITH_OUT = "silu leaky_relu hardtanh hardswish hardsigmoid softplus"
 
 CONVERSIONS = "to.dtype to.device to.dtype_layout to.other _to_copy.default clone.default contiguous.default"
 
@@ -317,6 +323,7 @@ FAST_PATHS: Mapping[str, FastPath] = {
     **{f"aten.{name}": convert for name in CONVERSIONS.split()},
     **{kind: then_copy(function) for kind, function in CPU_FALLBACKS.items()},
     "aten.relu.default": relu,
+    "aten.gelu.default": gelu,
     **{f"aten.max_pool{axes}d.default": max_pool for axes in (1, 2, 3)},
     "aten.linear.default": linear,
     "aten.matmul.default": matmul,

@@ -12,6 +12,7 @@ from pipeline.ops import Kind, unpack
 from pipeline.runtime.feeding import SlotPointer, operands, tensors_by_storage
 from pipeline.runtime.kernels import prepare_kernel
 from pipeline.runtime.kernels.aten.call import AtenCall
+from pipeline.runtime.kernels.aten.fast_paths import FAST_PATHS
 from pipeline.runtime.kernels.aten.fast_paths import matmul as multiply
 from pipeline.runtime.kernels.base import Launch, in_turn
 from pipeline.runtime.tensors import as_tensor, storage_id, to_numpy, torch_dtype
@@ -109,3 +110,15 @@ def test_products_of_views(view: Callable[[torch.Tensor], torch.Tensor], shared:
     out = torch.empty(*a.shape[:-1], 5)
     multiply(AtenCall("aten.matmul.default", torch.ops.aten.matmul.default, {}, [a, b], {}), [out])()
     torch.testing.assert_close(out, a @ b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_gelu_whose_result_lies_in_another_order(dtype: torch.dtype) -> None:
+    """torch's own gelu with `out=` leaves such a result as it was."""
+    x, out = torch.linspace(-2, 2, 24).view(2, 3, 4).to(dtype), torch.full((3, 2, 4), 77, dtype=dtype).transpose(0, 1)
+    launch = FAST_PATHS["aten.gelu.default"](
+        AtenCall("aten.gelu.default", torch.ops.aten.gelu.default, {}, [x], {}), [out]
+    )
+    assert launch is not None
+    launch()
+    torch.testing.assert_close(out, torch.nn.functional.gelu(x))
