@@ -269,6 +269,19 @@ def test_split_and_merge(model: Path, tmp_path: Path) -> None:
     call("split", model, "-o", tmp_path / "target", "--target", "coreml")
 
 
+def test_a_value_may_feed_several_inputs(tmp_path: Path) -> None:
+    first = "g (float[2] x) => (float[2] y) { y = Neg (x) }"
+    second = "g (float[2] u, float[2] v, float[2] w) => (float[2] z) { t = Sub (u, v) z = Add (t, w) }"
+    for name, text in (("a", first), ("b", second)):
+        model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 18]> {text}')
+        onnx.save(model, tmp_path / f"{name}.onnx")
+    pairs = [word for pair in ("y=u", "x=v", "y=w") for word in ("--map", pair)]
+    call("merge", tmp_path / "a.onnx", tmp_path / "b.onnx", "-o", tmp_path / "out.onnx", *pairs)
+    merged = onnx.load(tmp_path / "out.onnx").graph
+    assert [[*node.input] for node in merged.node] == [["x"], ["y", "x"], ["t", "y"]]
+    assert [value.name for value in merged.input] == ["x"]
+
+
 @pytest.mark.parametrize("place", [".", "/", ""])
 def test_a_page_cannot_be_a_folder(place: str, model: Path) -> None:
     assert "it is a folder; name a file in it" in call("view", model, "-o", place, code=2)

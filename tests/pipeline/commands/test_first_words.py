@@ -25,7 +25,6 @@ from pipeline.console import RunConsole
 from pipeline.events import PassesEnded
 from pipeline.terminal.screen import Screen
 from tests.support.paths import EXAMPLES, ROOT
-from tests.support.processes import run_forked
 from tests.support.run_fixtures import FACTORIES
 
 NEGS = '<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { a = Identity (x) y = Neg (a) }'
@@ -379,33 +378,10 @@ def test_an_import_that_ctrl_c_has_stopped_is_no_bug(onnxline, tmp_path: Path) -
     assert (code, "onnxline: stopped; " in said) == (130, True), said
 
 
-TERMINATED = """
-import os, signal, sys
-
-
-def terminate(event, arguments):
-    if event == "os.rename" and os.path.basename(arguments[1]) == "out.onnx":
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-signal.signal(signal.SIGINT, INTERRUPTS)
-sys.addaudithook(terminate)
-from pipeline.cli import main
-
-main()
-"""
-
-
-@pytest.mark.parametrize("interrupts", ["signal.default_int_handler", "signal.SIG_IGN"])
-def test_sigterm_leaves_no_temporary_files(tmp_path: Path, monkeypatch, interrupts: str) -> None:
-    temporary, out = tmp_path / "temporary", tmp_path / "out" / "out.onnx"
-    temporary.mkdir()
-    out.parent.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    code = TERMINATED.replace("INTERRUPTS", interrupts)
-    done = run_forked("-c", code, "optimize", EXAMPLES / "attention.onnx", "-o", out)
-    assert (done.returncode, "onnxline: stopped; " in done.stderr) == (130, True), done.stderr
-    assert [*temporary.glob("onnxline-*"), *out.parent.iterdir()] == []
+@pytest.mark.parametrize("name", ["check", "run"])
+def test_an_opset_that_onnx_has_not_is_refused_before_the_export(config_file, onnxline, name: str) -> None:
+    code, said = onnxline(name, config_file(), "--set", "export.opset=99")
+    assert (code, f"export.opset: found 99, expected {onnx.defs.onnx_opset_version()} at most" in said) == (2, True)
 
 
 @pytest.mark.parametrize(
