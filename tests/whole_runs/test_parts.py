@@ -18,12 +18,13 @@ from passes.encodings.aimet import read_aimet
 from passes.errors import PolicyError
 from pipeline import Pipeline, RunConfig
 from pipeline.baseline import baseline_of
-from pipeline.errors import UsageError
+from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Event, StageEnded, StageStarted
 from pipeline.parts import PartsResult, TextGenerator
 from pipeline.parts.chain import generate_by_torch
 from pipeline.quantsim import QuantSim
 from pipeline.quantsim.parts import PartsQuantSimResult
+from pipeline.report import ChainReport
 
 STAGES = ("export", "passes", "runtime")
 
@@ -253,6 +254,30 @@ def test_quantized_parts_have_one_set_of_encodings(place: Path, static: PartsRes
     Pipeline(config, copy).run()
     assert not {"quantized", "quantsim.json", "model.encodings"} & {file.name for file in copy.iterdir()}
     assert "Quantization" not in (copy / "report.html").read_text()
+
+
+def test_a_chain_in_bfloat16_is_proven_on_a_plan_where_nobody_named_a_backend(tmp_path: Path) -> None:
+    """onnxruntime has no kernel for the alibi of Falcon, which is bfloat16 in a model in float32."""
+    sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    falcon = {**sizes, "alibi": True, "new_decoder_architecture": False}
+    settings = {
+        "name": "falcon",
+        "model": {
+            "transformers": {"class": "FalconForCausalLM", "config": falcon},
+            "seed": 0,
+            "task": "text-generation",
+        },
+        "passes": {"recipe": []},
+    }
+    result = Pipeline(RunConfig.from_mapping(settings, tmp_path), tmp_path / "out").run()
+    assert isinstance(result, PartsResult)
+    (chain,) = result.chain
+    assert isinstance(chain, ChainReport)
+    assert (chain.backend, chain.equal, chain.tokens) == ("plan", 64, 64)
+    assert "not on onnxruntime" in chain.why and "no Mul of opset 14 for bfloat16" in chain.why
+    named = RunConfig.from_mapping({**settings, "runtime": {"backends": ["onnxruntime"]}}, tmp_path)
+    with pytest.raises(CheckFailed, match=r"does not run on onnxruntime: .* for bfloat16"):
+        Pipeline(named, tmp_path / "out").run()
 
 
 def test_a_part_that_fails_leaves_the_others(place: Path, static: PartsResult) -> None:
