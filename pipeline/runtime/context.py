@@ -22,7 +22,7 @@ from pipeline.runtime.feeding import (
 )
 from pipeline.runtime.kernels import has_native
 from pipeline.runtime.kernels.aten.indices import IndexFlags
-from pipeline.runtime.program import BoundProgram, ProcessBound, ProgramMemory, RunBody
+from pipeline.runtime.program import BoundProgram, ProcessBound, ProgramMemory
 from pipeline.runtime.slots import Feed, bind_arena, new_memory, placeholders, refuse_names, refuse_unreadable
 from pipeline.runtime.states import States, StateTable
 from pipeline.runtime.tensors import storage_id, torch_dtype
@@ -72,7 +72,7 @@ class Context(ProcessBound):
             self._arena = new_memory(plan, plan.arena_bytes, device) if arena is None else arena
             self.states.order.keep([self._arena])
             places = bind_arena(plan, self._arena, device)
-            self.memory = ProgramMemory(bound, self.states, places, runner_of_body, _new_flags(bound))
+            self.memory = ProgramMemory(bound, self.states, places, Context, _new_flags(bound))
             self._slots = self.memory.bind_slots({**buffers, **homes})
             self._steps = bound.steps
             self._launches = [self.memory.bind_step(step, self._slots) for step in bound.steps]
@@ -264,11 +264,6 @@ def _new_flags(bound: BoundProgram) -> IndexFlags | None:
     slots = bound.plan.slots
     indices = sum("int" in slots[vid].spec.dtype for step in bound.steps for vid in step.call.in_vids)
     return None if bound.device.is_host or not indices else IndexFlags(bound.device, indices)
-
-
-def runner_of_body(body: BoundProgram) -> RunBody:
-    """Runs of a body, in a context of its own."""
-    return Context(body).apply
 
 
 def _fed_entries(plan: ExecutionPlan) -> dict[int, FeedEntry]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, Final, NoReturn, SupportsIndex
+from typing import ClassVar, Final, NoReturn, Protocol, SupportsIndex
+from weakref import WeakSet
 
 import torch
 
@@ -310,8 +311,13 @@ class ProcessBound:
 
 Slots = Sequence[torch.Tensor]
 
-RunBody = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
-"""A body of a higher-order call, on storage of its own."""
+
+class BodyRunner(Protocol):
+    """Runs of a body of a higher-order call, on storage of its own."""
+
+    memory: ProgramMemory
+
+    def apply(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,10 +328,12 @@ class ProgramMemory:
     states: States
     arena: Mapping[int, torch.Tensor]
     """By vid, for every value that owns storage in the arena."""
-    runner_of: Callable[[BoundProgram], RunBody]
+    runner_of: Callable[[BoundProgram], BodyRunner]
     """Makes a runner for a body; each has an arena of its own."""
     flags: IndexFlags | None
     """Those of all launches, of runs and replays; None where no launch sets any."""
+    runners: WeakSet[BodyRunner] = field(default_factory=WeakSet)
+    """Of the bodies of all launches that are there."""
 
     @property
     def plan_key(self) -> str:
@@ -364,6 +372,8 @@ class ProgramMemory:
         Raises:
             DataError: one of them had an index out of range.
         """
+        for runner in list(self.runners):
+            runner.memory.synchronize()
         if self.flags is None:
             self.bound.device.synchronize()
             return
@@ -389,7 +399,9 @@ class ProgramMemory:
         """
         bodies = self.bound.bodies.get(step.index)
         if bodies:
-            step = step.with_attrs(bodies=tuple(map(self.runner_of, bodies)))
+            runners = [self.runner_of(body) for body in bodies]
+            self.runners.update(runners)
+            step = step.with_attrs(bodies=tuple(runner.apply for runner in runners))
         ins, outs = ([slots[vid] for vid in vids] for vids in (step.call.in_vids, step.call.out_vids))
         constants = [at for at, vid in enumerate(step.call.in_vids) if self._is_constant(vid)]
         token = CURRENT.set(self.flags and CheckedCall(self.flags, step.index, constants))

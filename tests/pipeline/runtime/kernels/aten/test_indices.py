@@ -191,6 +191,24 @@ def test_a_look_loses_no_wrong_index() -> None:
     assert [flags.poll(), flags.poll(), flags.poll()] == [7, 9, None]
 
 
+def test_a_wait_hears_of_a_wrong_index_in_a_body() -> None:
+    def choose(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x, i: f.embedding(i, x), lambda x, i: f.embedding(i, x) * 2, (x, rows))
+
+    rows = torch.tensor([0, 3, 1])
+    graph = graph_of(Calls([choose]), [X + 2, rows])
+    program = compile_graph(graph, device=RecordingDevice(2**20))
+    for x in (X + 2, X - 2):
+        for run in (program.run, program.replay):
+            (found,) = run(feed_of(graph, [x, rows])).values()
+            program.synchronize()
+            torch.testing.assert_close(found, choose(x, rows))
+            run(feed_of(graph, [x, torch.tensor([0, 9, 1])]))
+            with pytest.raises(DataError, match="an index is out of range"):
+                program.synchronize()
+            program.synchronize()
+
+
 @pytest.mark.filterwarnings("ignore:the feed has had more than 1 signatures")
 def test_a_wrong_index_outlives_the_capture_and_the_context_that_saw_it() -> None:
     """Whoever makes room raises what the last run of the dropped one saw; nobody else would look."""
