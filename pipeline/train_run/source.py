@@ -271,10 +271,7 @@ def make_optimizer(settings: OptimizerConfig, module: nn.Module) -> optim.Optimi
     asked = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if not asked:
         raise UsageError("the module has no parameter with requires_grad; there is nothing to train")
-    try:
-        return OPTIMIZERS[settings.name](asked, **settings.settings)
-    except ValueError as error:
-        raise UsageError(f"train.optimizer: {error}") from None
+    return OPTIMIZERS[settings.name](asked, **settings.settings)
 
 
 def make_schedule(settings: ScheduleConfig | None) -> Schedule | None:
