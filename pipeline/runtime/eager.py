@@ -171,7 +171,7 @@ def as_traced(tensor: torch.Tensor, value: Value) -> torch.Tensor:
     strides = tuple(stride for stride in value.strides if isinstance(stride, int))
     if tensor.stride() == strides or 0 in strides or len(strides) != tensor.dim():
         return tensor
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
 
 
 def with_strides_of_trace(

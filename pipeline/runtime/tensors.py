@@ -97,7 +97,7 @@ def with_strides(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.T
         return tensor
     if has_strides(tensor, strides):
         return tensor.as_strided(tensor.shape, strides)
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
 
 
 def resolve_views(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as f
 
+from pipeline.runtime import RecordingDevice
 from pipeline.training import record_step
 
 
@@ -173,12 +174,30 @@ def test_a_norm_after_frozen_layers_trains_as_in_torch(norm: nn.Module, trained:
     assert_steps_are_those_of_torch(module, (torch.randn(2, 3, 6, 6).double(), torch.randn(2, 3).double()))
 
 
+@pytest.mark.parametrize("frozen", [(), ("weight",)], ids=["in eval", "weight frozen"])
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d(4), nn.GroupNorm(2, 4)], ids=["batch", "group"])
+def test_operands_that_a_norm_wants_as_in_the_trace_lie_on_the_device(norm: nn.Module, frozen: tuple[str, ...]) -> None:
+    """The images before and after the norm have their channels last, and it reads copies of them."""
+    torch.manual_seed(0)
+    norm = copy.deepcopy(norm).train(bool(frozen))
+    for name, parameter in norm.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    stem = nn.Conv2d(3, 4, 3).requires_grad_(False)
+    module = nn.Sequential(stem, norm, nn.ReLU(), nn.Conv2d(4, 2, 3), nn.Flatten(), nn.Linear(8, 3)).double()
+    batch = (torch.randn(2, 3, 6, 6).double(), torch.randn(2, 3).double())
+    assert_steps_are_those_of_torch(module, batch, 0.125, device=RecordingDevice(2**22))  # a rate of float32, too
+
+
 def assert_steps_are_those_of_torch(
-    module: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], rate: float = 0.1, limit: float = 1e-3
+    module: nn.Module,
+    batch: tuple[torch.Tensor, torch.Tensor],
+    rate: float = 0.1,
+    limit: float = 1e-3,
+    device: RecordingDevice | None = None,
 ) -> None:
     eager, loss = copy.deepcopy(module), nn.MSELoss()
     before = [one.detach().clone() for one in eager.parameters()]
-    program = record_step(module, loss, torch.optim.SGD(module.parameters(), lr=rate), batch)
+    program = record_step(module, loss, torch.optim.SGD(module.parameters(), lr=rate), batch, device=device)
     optimizer = torch.optim.SGD(eager.parameters(), lr=rate)
     for _ in range(2):
         program.step(batch)

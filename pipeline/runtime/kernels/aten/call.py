@@ -235,6 +235,6 @@ def bring_in_order(ins: Ins, traced: Sequence[Strides | None]) -> tuple[list[tor
         if has_strides(operand, strides):
             brought[at] = operand.as_strided(operand.shape, strides, operand.storage_offset())
             continue
-        brought[at] = torch.empty_strided(operand.shape, strides, dtype=operand.dtype, device=operand.device)
+        brought[at] = operand.new_empty_strided(operand.shape, strides)
         copies.append(partial(brought[at].copy_, operand))
     return brought, copies
