@@ -70,6 +70,7 @@ CASES: Final = (
         (32, 512, 128),
         ((0, 128, 1), (65536, 128, 1), (0, 128, 1)),
     ),
+    Case("product as float16, 512 × 3,072", "mul(i0, i1); float16(v0); add(v1, i1)", (512, 3072), ((3072, 1),) * 2),
 )
 TYPES: Final = (torch.float16, torch.bfloat16, torch.float32)
 ADAM: Final = "AdamW over all parameters"

@@ -6,7 +6,7 @@ A row is the last axis. A program is text, one instruction after the other, and 
 
 `i0` is the first operand of the call, `v1` what the instruction numbered 1 computed, and a number is itself. Operands
 are broadcast to the shape of the result. All instructions compute in float32, and the result is rounded once, to its
-dtype.
+dtype. `float16(v1)` and `bfloat16(v1)` round on the way, as a cast to that dtype does.
 
 `rotate(i0)` reads a row as its second half, negated, and then its first half: the rotation of rotary position
 embeddings (Su et al. 2021, RoFormer, in the form of GPT-NeoX).
@@ -58,10 +58,13 @@ Program = tuple[Instruction, ...]
 COMPARISONS: Final[Mapping[str, str]] = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 """Name → sign."""
 
+ROUNDINGS: Final = ("float16", "bfloat16")
+"""They round to this dtype."""
+
 INSTRUCTIONS: Final[Mapping[str, int]] = {
     **dict.fromkeys(("add", "sub", "mul", "div", "maximum", "minimum", *COMPARISONS), 2),
     **dict.fromkeys(("neg", "abs", "exp", "log", "sqrt", "rsqrt", "reciprocal", "square", "sin", "cos"), 1),
-    **dict.fromkeys(("erf", "tanh", "sigmoid", "relu", "silu", "gelu", "gelu_tanh"), 1),
+    **dict.fromkeys(("erf", "tanh", "sigmoid", "relu", "silu", "gelu", "gelu_tanh", *ROUNDINGS), 1),
     "where": 3,
     **dict.fromkeys(("sum", "mean", "amax"), 1),
     "rotate": 1,

@@ -10,7 +10,16 @@ from pipeline.ir.graph import Graph, InputRef, Op, TensorSpec
 from pipeline.lowering.fusion.op_patterns import FLOATS, constant_number
 from pipeline.lowering.fusion.rewrite import only_user, producer
 from pipeline.ops.aten.typed import CONVERSIONS
-from pipeline.ops.row_programs import COMPARISONS, INSTRUCTIONS, REDUCTIONS, Computed, Input, Instruction, Operand
+from pipeline.ops.row_programs import (
+    COMPARISONS,
+    INSTRUCTIONS,
+    REDUCTIONS,
+    ROUNDINGS,
+    Computed,
+    Input,
+    Instruction,
+    Operand,
+)
 
 LONGEST_ROW: Final = 16384
 """Elements of a row that a block of a GPU holds in registers; a longer row is left to torch."""
@@ -79,12 +88,23 @@ class RowChain:
         number = constant_number(self.graph, vid)
         if number is not None:
             return float(number)
-        oid = self.graph.values[vid].producer
-        if oid is not None and only_user(self.graph, vid) is not None:
-            made = self.take(self.graph.ops[oid])
-            if made is not None:
-                return made
+        oid, user = self.graph.values[vid].producer, only_user(self.graph, vid)
+        if oid is not None and user is not None:
+            made, dtype = self.take(self.graph.ops[oid]), self.graph.values[vid].spec.dtype
+            if made is not None:  # what an operator of another dtype reads is rounded, as torch has stored it
+                return made if self.graph.values[user.outputs[0]].spec.dtype == dtype else self.round(made, dtype)
         return self.operand(vid)
+
+    def round(self, x: Operand, dtype: str) -> Operand:
+        """A value as a tensor of `dtype` has it."""
+        match x:
+            case Computed(number):
+                is_rounded = self.instructions[number].name == dtype
+            case Input(number):
+                is_rounded = self.graph.values[self.inputs[number]].spec.dtype in (dtype, "bool")
+            case _:
+                is_rounded = False
+        return x if is_rounded or dtype not in ROUNDINGS else self.call(dtype, x)
 
     def operand(self, vid: int) -> Operand | None:
         """A value that is computed outside of the program, and that torch would spread to the shape of the space."""
@@ -171,14 +191,24 @@ def _masked_fill(chain: RowChain, op: Op) -> Operand | None:
 
 
 def _cast(chain: RowChain, op: Op) -> Operand | None:
-    """A cast to a float: a program computes in float32, and rounds its result alone."""
-    return chain.value(op.inputs[0])
+    """A cast to a float rounds, unless the program rounds anyway since its result is that of the cast."""
+    is_result = chain.ops == [op.oid]
+    x = chain.value(op.inputs[0])
+    return x if is_result else _convert(chain, op, x)
+
+
+def _convert(chain: RowChain, op: Op, x: Operand | None) -> Operand | None:
+    """The first operand of `op` in the dtype of its result."""
+    source, dtype = (chain.graph.values[vid].spec.dtype for vid in (op.inputs[0], op.outputs[0]))
+    if x is None or source in (dtype, "bool"):
+        return x
+    return None if isinstance(x, float) else chain.round(x, dtype)
 
 
 def _softmax(chain: RowChain, op: Op) -> Operand | None:
-    """Also where it has a dtype, of which `RowChain` takes floats alone: a program computes in float32 in any case."""
+    """Also where it has a dtype, of which `RowChain` takes floats alone: torch converts the operand before."""
     is_row = chain.has_short_rows and chain.is_last(op.attrs.get("dim")) and chain.has_whole_rows(op.outputs[0])
-    x = chain.read(op, "self") if is_row else None
+    x = _convert(chain, op, chain.read(op, "self")) if is_row else None
     if x is None:
         return None
     powers = chain.call("exp", chain.call("sub", x, chain.call("amax", x)))
@@ -229,7 +259,7 @@ def _reduction(name: str) -> Translate:
         is_row = op.attrs.get("dim") in ((-1,), (chain.space.rank - 1,))
         if not (is_row and chain.has_short_rows and chain.has_whole_rows(op.inputs[0])):
             return None
-        x = chain.value(op.inputs[0])
+        x = _convert(chain, op, chain.value(op.inputs[0]))
         return None if x is None else chain.call(name, x)
 
     return translate
@@ -271,8 +301,8 @@ PIECES: Final = ("aten.chunk.default", "aten.split.Tensor", "aten.split_with_siz
 
 BINARY: Final = ("add", "sub", "mul", "div")
 
-NOT_ALONE: Final = REDUCTIONS | {"gelu", "gelu_tanh", "rotate"}
-"""Instructions of one operand that read a whole row, or that the arguments of an operator choose."""
+NOT_ALONE: Final = REDUCTIONS | {"gelu", "gelu_tanh", "rotate", *ROUNDINGS}
+"""Instructions of one operand that read a whole row, or that the arguments of an operator choose, or dtypes."""
 
 UNARY: Final = [name for name, count in INSTRUCTIONS.items() if count == 1 and name not in NOT_ALONE]
 

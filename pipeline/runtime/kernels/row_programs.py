@@ -10,7 +10,7 @@ import torch
 
 from pipeline.errors import Unsupported
 from pipeline.ops import Kind
-from pipeline.ops.row_programs import COMPARISONS, Computed, Input, Operand, Program, read_program
+from pipeline.ops.row_programs import COMPARISONS, ROUNDINGS, Computed, Input, Operand, Program, read_program
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
 from pipeline.runtime.kernels.cuda import has_triton, launch_row_program
 
@@ -28,7 +28,7 @@ def row_program(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
 
 
 def compute_into(program: Program, ins: Ins, out: torch.Tensor) -> None:
-    """The form in torch: all instructions in float32, and one rounding at the end."""
+    """The form in torch: all instructions in float32, and the result is rounded at the end."""
     floats = [operand.expand(out.shape).to(torch.float32) for operand in ins]
     computed: list[torch.Tensor] = []
     for instruction in program:
@@ -51,6 +51,10 @@ def _compare(function: Callable[..., torch.Tensor], a: torch.Tensor, b: torch.Te
     return function(a, b).float()
 
 
+def _round(dtype: torch.dtype, x: torch.Tensor) -> torch.Tensor:
+    return x.to(dtype).float()
+
+
 def _rotate(rows: torch.Tensor) -> torch.Tensor:
     first, second = rows.chunk(2, -1)
     return torch.cat((-second, first), -1)
@@ -61,6 +65,7 @@ TORCH: Final[Mapping[str, Callable[..., torch.Tensor]]] = {
     **{name: partial(_compare, getattr(torch, name)) for name in COMPARISONS},
     **{name: getattr(torch, name) for name in ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "reciprocal", "square")},
     **{name: getattr(torch, name) for name in ("sin", "cos", "erf", "tanh", "sigmoid", "relu")},
+    **{name: partial(_round, getattr(torch, name)) for name in ROUNDINGS},
     "silu": torch.nn.functional.silu,
     "gelu": torch.nn.functional.gelu,
     "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.ops.row_programs import COMPARISONS, Computed, Input, Operand, Program, needs_whole_rows
+from pipeline.ops.row_programs import COMPARISONS, ROUNDINGS, Computed, Input, Operand, Program, needs_whole_rows
 
 MOST_IN_A_TILE: Final = 2048
 """Elements of the result for a block, where a row is no longer; a block has four warps."""
@@ -151,7 +151,7 @@ def _write_rotation(number: int, operand: Operand, space: RowSpace) -> Iterator[
     half = space.columns // 2
     yield f"c{number} = tl.where(columns < {half}, columns + {half}, columns - {half})"
     yield f"r{number} = {_write_load(operand.number, space.strides[operand.number], f'c{number}', space)}"
-    yield f"v{number} = tl.where(columns < {half}, -r{number}, r{number})"
+    yield f"v{number} = tl.where(columns < {half}, r{number} * -1.0, r{number})"
 
 
 def _write_operand(operand: Operand) -> str:
@@ -164,6 +164,9 @@ def _write_operand(operand: Operand) -> str:
     )
 
 
+SERIES: Final = "(1.0 + {0} * {0} * (-1 / 3 + {0} * {0} * (2 / 15 + {0} * {0} * (-17 / 315 + {0} * {0} * 62 / 2835))))"
+"""tanh(x) / x near zero, by its first terms."""
+
 NAN: Final = "propagate_nan=tl.PropagateNan.ALL"
 
 FORMS: Final[Mapping[str, str]] = {
@@ -174,11 +177,12 @@ FORMS: Final[Mapping[str, str]] = {
     "maximum": f"tl.maximum({{}}, {{}}, {NAN})",
     "minimum": f"tl.minimum({{}}, {{}}, {NAN})",
     **{name: f"({{}} {sign} {{}}).to(tl.float32)" for name, sign in COMPARISONS.items()},
-    "neg": "-{}",
+    "neg": "{} * -1.0",
     "reciprocal": "1.0 / {}",
     "square": "{0} * {0}",
     **{name: f"tl.{name}({{}})" for name in ("abs", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "erf", "sigmoid")},
-    "tanh": "2.0 * tl.sigmoid(2.0 * {}) - 1.0",
+    "tanh": f"tl.where(tl.abs({{0}}) < 0.3, {{0}} * {SERIES}, 2.0 * tl.sigmoid(2.0 * {{0}}) - 1.0)",
+    **{name: f"{{}}.to(tl.{name}).to(tl.float32)" for name in ROUNDINGS},
     "relu": f"tl.maximum({{}}, 0.0, {NAN})",
     "silu": "{0} * tl.sigmoid({0})",
     "gelu": "0.5 * {0} * (1.0 + tl.erf({0} * 0.7071067811865476))",
@@ -188,4 +192,5 @@ FORMS: Final[Mapping[str, str]] = {
     "mean": "tl.sum(tl.where(inside, {0}, 0.0), 1, keep_dims=True) / {count}",
     "amax": "tl.max(tl.where(inside, {}, float('-inf')), 1, keep_dims=True)",
 }  # fmt: skip
-"""Instruction → its form in Triton. tanh(x) is 2 sigmoid(2x) - 1, within 1e-7, since Triton's language has none."""
+"""Instruction → its form in Triton, whose language has no tanh: 2 sigmoid(2x) - 1 is within 1e-7, which is too far away
+near zero. Its minus is 0 - x, which has no sign at zero."""

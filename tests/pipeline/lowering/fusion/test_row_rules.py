@@ -36,7 +36,7 @@ def fused(function: Function, ins: list[torch.Tensor]) -> list[str]:
     expected = function(*ins)
     # float32: sums of four terms in another order; float16: one rounding in place of several
     tolerance = 4e-3 if torch.float16 in {operand.dtype for operand in ins} else 1e-5
-    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance, equal_nan=True)
     return programs_of(after)
 
 
@@ -90,7 +90,33 @@ HELD: dict[str, tuple[Function, list[torch.Tensor], str]] = {
     "casts between floats": (
         lambda x, y: ((x.float() + 1).to(torch.float16) * y.to(x)).type_as(y),
         [HALF, Y],
-        "add(i0, 1.0); mul(v0, i1)",
+        "add(i0, 1.0); float16(v0); float16(i1); mul(v1, v2); float16(v3)",
+    ),
+    "a cast whose rounding is read": (lambda x: x.bfloat16().float() - x, [X], "bfloat16(i0); sub(v0, i0)"),
+    "what is too large for a cast": (
+        lambda x: (x * 1e5).half().float() * 2,
+        [X],
+        "mul(i0, 100000.0); float16(v0); mul(v1, 2.0)",
+    ),
+    "a comparison of what was rounded before a cast": (
+        lambda x: torch.where((x / 3).float() * 3 >= x.float(), 1.0, x.float()),
+        [HALF],
+        "div(i0, 3.0); float16(v0); mul(v1, 3.0); ge(v2, i0); where(v3, 1.0, i0)",
+    ),
+    "what was rounded before another dtype joined": (
+        lambda x, y: (x * 3 + y - y * 2 > 2).float() * y,
+        [HALF, Y],
+        "",
+    ),
+    "a narrow sum of wide rows": (
+        lambda x: x / x.sum(-1, keepdim=True, dtype=torch.float16),
+        [Y],
+        "float16(i0); sum(v0); float16(v1); div(i0, v2)",
+    ),
+    "a narrow softmax of wide rows": (
+        lambda x: (x * 1e5).softmax(-1, dtype=torch.float16).float() * 2,
+        [X],
+        "",
     ),
     "truth values as numbers": (lambda x, y: (x > y).float() * x, [X, Y], "gt(i0, i1); mul(v0, i0)"),
     "a softmax that begins with large numbers": (lambda x: (x * 100).softmax(2), [X], f"mul(i0, 100.0); {SOFTMAX}"),
@@ -100,7 +126,7 @@ HELD: dict[str, tuple[Function, list[torch.Tensor], str]] = {
     "a softmax of rounded scores in float32": (
         lambda x: (x * 3).softmax(-1, dtype=torch.float32).half(),
         [HALF],
-        f"mul(i0, 3.0); {SOFTMAX}",
+        "mul(i0, 3.0); float16(v0); amax(v1); sub(v1, v2); exp(v3); sum(v4); div(v4, v5)",
     ),
     "a sum of truth values": (
         lambda x, m: x / m.sum(-1, keepdim=True, dtype=torch.float32),
