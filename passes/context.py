@@ -86,7 +86,10 @@ def import_libraries(functions: Sequence[Callable[[], object]]) -> None:
 
 @contextmanager
 def open_context(
-    timeout_s: float = 600.0, memory_gib: float | None = None, folder: Path | None = None
+    timeout_s: float = 600.0,
+    memory_gib: float | None = None,
+    folder: Path | None = None,
+    run_advice: str = BY_STRUCTURE,
 ) -> Iterator[PassContext]:
     """The workers and a folder; nothing is started before it is needed.
 
@@ -94,6 +97,7 @@ def open_context(
         timeout_s: seconds for one call of a pass.
         memory_gib: what each worker may allocate; see `worker_memory`.
         folder: where temporary files go; one of the system's by default, removed at the end.
+        run_advice: that of the context.
     """
     limit = worker_memory(memory_gib)
     with (
@@ -103,7 +107,8 @@ def open_context(
         Worker(timeout_s, limit, USER_CODE, alone=True) as user_code,
     ):
         try:
-            yield PassContext(worker, Path(path).resolve(), proofs, user_code)  # a tool may work in another folder
+            resolved = Path(path).resolve()  # a tool may work in another folder
+            yield PassContext(worker, resolved, proofs, user_code, run_advice=run_advice)
         finally:
             for process in (worker, proofs, user_code):  # all at once: each takes 10 ms to give its memory back
                 process.end()

@@ -156,7 +156,7 @@ class _Stages:
     observer: Observer
     on_change: ChangeObserver
     prover: Prover | None
-    draws: bool  # the inputs to compare on; otherwise they are the caller's
+    has_own_draws: bool  # not the inputs of the caller; a stage before may have drawn other shapes
     observes: bool = True
     """Whether structures that are only observed are looked for."""
 
@@ -231,7 +231,9 @@ class _Stages:
         context, proof = self.context, self.proof
         limits = nullcontext() if self.prover or proof == STRUCTURE else limit_runs(context, stored)
         fixed = fix_input_shapes(flatten(steps), stored.proto)
-        feeds = fitting_feeds(feeds, fixed) if fixed and self.draws else feeds  # a stage before drew other shapes
+        feeds = (
+            fitting_feeds(feeds, fixed) if fixed and self.has_own_draws else feeds
+        )  # a stage before drew other shapes
         prover = self.prover or _choose_prover(stored, context, proof, feeds, self.sizes, fixed)
         source, stacks = collapse(stored)
         layout: FunctionLayout | None = None

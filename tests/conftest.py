@@ -48,10 +48,10 @@ def running_workers(context: PassContext) -> Iterator[None]:
 
     @contextmanager
     def lend(
-        timeout_s: float = 600.0, memory_gib: float | None = None, folder: Path | None = None
+        timeout_s: float = 600.0, memory_gib: float | None = None, folder: Path | None = None, **asked: str
     ) -> Iterator[PassContext]:
         if memory_gib is not None or not lending.acquire(blocking=False):
-            with open_context(timeout_s, memory_gib, folder) as opened:
+            with open_context(timeout_s, memory_gib, folder, **asked) as opened:
                 yield opened
             return
         workers = (context.worker, context.user_code, context.proofs)
@@ -65,7 +65,7 @@ def running_workers(context: PassContext) -> Iterator[None]:
                 else nullcontext(context.user_code)
             )
             with tempfile.TemporaryDirectory(prefix="onnxline-", dir=folder) as place, own as user_code:
-                yield PassContext(context.worker, Path(place).resolve(), context.proofs, user_code)
+                yield PassContext(context.worker, Path(place).resolve(), context.proofs, user_code, **asked)
         finally:
             for worker, limit in zip(workers, limits, strict=True):
                 worker.timeout_s = limit

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, get_args
@@ -210,8 +210,7 @@ def to_int8(
     )
     input_files(entries, OPTIONS.data)  # a missing file is named before a model is read
     notes: list[str] = []
-    with open_context(timeout_s) as opened:
-        context = replace(opened, run_advice="")
+    with open_context(timeout_s, run_advice="") as context:
         start_process()  # a fork of this process, before onnxruntime starts threads here
         source = fill_in_outputs(read_source(model, context))  # as a run does
         refuse_quantized_activations(source, OPTIONS)

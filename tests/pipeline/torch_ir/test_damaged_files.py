@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from pipeline.errors import UsageError
 from pipeline.torch_ir import IR, ExecutionError, IRExecutor, SerializationError, execute_ir, extract_ir
 from pipeline.torch_ir.command_files import read_arrays
 from tests.pipeline.torch_ir.small_modules import Does, MaskedLinear
+from tests.support.files import forbid_reading
 
 Damage = Callable[[bytes], bytes]
 
@@ -276,12 +276,5 @@ def test_the_head_of_a_file_is_refused_before_anybody_asks_for_its_graph() -> No
 @pytest.mark.parametrize("name", ["x.npz", "x.safetensors"])
 def test_tensors_that_may_not_be_read_are_not_called_damaged(tmp_path: Path, name: str) -> None:
     file = tmp_path / name
-    file.write_bytes(b"anything")
-    file.chmod(0)
-    user = os.geteuid()
-    os.seteuid(user or 65534)  # root may read each file
-    try:
-        with pytest.raises(UsageError, match=f"{name} cannot be read: Permission denied$"):
-            read_arrays(file)
-    finally:
-        os.seteuid(user)
+    with forbid_reading(file), pytest.raises(UsageError, match=f"{name} cannot be read: Permission denied$"):
+        read_arrays(file)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from pipeline.cli import app
 from pipeline.errors import SourceError, UsageError
 from pipeline.export.source import InputSpec
 from pipeline.verify.user_inputs import input_files, read_file, read_samples
+from tests.support.files import forbid_reading
 
 IMAGE = (InputSpec("image", (1, 3, 4), "float32", 0, 1),)
 TEXT = (InputSpec("ids", (2, "length"), "int64", 0, 9), InputSpec("scale", (2,), "float32", 0, 1))
@@ -153,15 +153,8 @@ def test_records_of_the_inputs_size_are_no_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["x.npz", "x.npy", "x.pt"])
 def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path: Path, name: str) -> None:
     file = tmp_path / name
-    file.write_bytes(b"anything")
-    file.chmod(0)
-    user = os.geteuid()
-    os.seteuid(user or 65534)  # root may read each file
-    try:
-        with pytest.raises(SourceError, match=rf"--data: .*{name} cannot be read: Permission denied"):
-            list(read_file(file, [], "--data"))
-    finally:
-        os.seteuid(user)
+    with forbid_reading(file), pytest.raises(SourceError, match=rf"--data: .*{name} cannot be read: Permission denied"):
+        list(read_file(file, [], "--data"))
 
 
 def test_damaged_files_of_numpy_are_named(tmp_path: Path) -> None:
