@@ -308,6 +308,7 @@ def main() -> None:
         if output.loss:
             _complain(f"standard output cannot be written: {output.loss}; what was not printed is lost")
             code = UsageError.exit_code
+    exec("")  # else CPython ends `python -m` by SIGINT after a Ctrl-C that left an exec of text, such as a dataclass's
     sys.exit(code)
 
 

@@ -221,11 +221,18 @@ def fork_process(
     The fork has what we have imported, which a new process needs a tenth of a second or more for.
     """
     ready, is_ready = os.pipe()
-    pid = os.fork()
+    stops = (signal.SIGINT, signal.SIGTERM)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, stops)  # Python ignores what a handler raises during a fork
+    try:
+        pid = os.fork()
+    except OSError:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        raise
     if pid:
         os.close(is_ready)
         os.read(ready, 1)  # until the fork leads a session: `kill` ends the session
         os.close(ready)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         return ForkedProcess(pid)
     code = 1
     try:
@@ -234,8 +241,9 @@ def fork_process(
         gc.freeze()  # what our owner has left is not finalized here
         os.environ.update(environment)
         _set_allocator(environment)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stops:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         with Path(os.devnull).open("rb") as nothing:
             os.dup2(nothing.fileno(), 0)
         for stream in (1, 2):
