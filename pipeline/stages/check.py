@@ -29,6 +29,7 @@ from pipeline.config import (
     split_factory,
 )
 from pipeline.errors import ConfigError, MissingExtra
+from pipeline.export.source import named_axes, with_dynamic_shapes
 from pipeline.export.user_code import check_function
 from pipeline.workspace import Workspace, key_of
 
@@ -57,6 +58,9 @@ def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repe
         _check_paths(config)
         check_references(config.custom_ops)
         refuse_export_keys(config)
+        for name, entry in with_dynamic_shapes(config.model, config.export).inputs.items():
+            if entry.shape is not None:
+                named_axes(name, entry.shape, entry)
         if config.export.opset > (latest := onnx_opset_version()):
             raise ConfigError(f"export.opset: found {config.export.opset}, expected {latest} at most, ONNX's latest")
         _check_extras(config)
@@ -122,7 +126,7 @@ def _look_for_device(name: str) -> None:
 
 
 def refuse_export_keys(config: RunConfig) -> None:
-    """Refuse keys of `export:` that mean nothing for an ONNX file.
+    """Refuse keys of `export:` and `model.inputs` that mean nothing for an ONNX file.
 
     Raises:
         ConfigError: one of them is set, and the source is an ONNX file.
@@ -133,6 +137,9 @@ def refuse_export_keys(config: RunConfig) -> None:
     for key in ("opset", "dynamic_shapes", "input_names", "output_names", "pieces", "functions"):
         if getattr(config.export, key) != getattr(default, key):
             raise ConfigError(f"export.{key}: an ONNX file is not exported and stays as it is; leave this key out")
+    for name, entry in config.model.inputs.items():
+        if entry.dynamic:
+            raise ConfigError(f"model.inputs.{name}.dynamic: an ONNX file keeps the dims that it has; leave this key out")
 
 
 def _refuse_with_functions(config: RunConfig, steps: Sequence[Step]) -> None:

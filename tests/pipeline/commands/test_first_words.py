@@ -384,6 +384,29 @@ def test_an_opset_that_onnx_has_not_is_refused_before_the_export(config_file, on
     assert (code, f"export.opset: found 99, expected {onnx.defs.onnx_opset_version()} at most" in said) == (2, True)
 
 
+AXES = (
+    ("export.dynamic_shapes={x: {9: n}}", "input 'x': axis 9 was asked to be 'n', but its shape is [2, 4, 8]"),
+    ("model.inputs.x.dynamic={-4: n}", "input 'x': axis -4 was asked to be 'n', but its shape is [2, 4, 8]"),
+)
+
+
+@pytest.mark.parametrize(("setting", "words"), AXES, ids=["export", "input"])
+def test_a_dynamic_axis_out_of_the_shape_is_refused_before_the_model_is_made(
+    config_file, onnxline, setting: str, words: str
+) -> None:
+    path = config_file(factory="broken")
+    code, said = onnxline("check", path, "--set", "model.inputs.x.shape=[2, 4, 8]", "--set", setting)
+    assert (code, words in " ".join(said.split())) == (2, True), said
+
+
+def test_a_dynamic_axis_of_an_onnx_file_is_refused(onnxline, tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text(f"model: {{onnx: {EXAMPLES / 'attention.onnx'}, inputs: {{x: {{dynamic: {{0: n}}}}}}}}\n")
+    code, said = onnxline("check", path)
+    assert code == 2
+    assert "model.inputs.x.dynamic: an ONNX file keeps the dims that it has; leave this key out" in said
+
+
 @pytest.mark.parametrize(
     ("place", "words"), [("", "is a folder; give a file"), ("block.yaml", "is there already and is no baseline")]
 )
