@@ -139,7 +139,7 @@ def refuse_export_keys(config: RunConfig) -> None:
             raise ConfigError(f"export.{key}: an ONNX file is not exported and stays as it is; leave this key out")
     for name, entry in config.model.inputs.items():
         if entry.dynamic:
-            raise ConfigError(f"model.inputs.{name}.dynamic: an ONNX file keeps the dims that it has; leave this key out")
+            raise ConfigError(f"model.inputs.{name}.dynamic: an ONNX file keeps its dims; leave this key out")
 
 
 def _refuse_with_functions(config: RunConfig, steps: Sequence[Step]) -> None:

@@ -404,7 +404,7 @@ def test_a_dynamic_axis_of_an_onnx_file_is_refused(onnxline, tmp_path: Path) -> 
     path.write_text(f"model: {{onnx: {EXAMPLES / 'attention.onnx'}, inputs: {{x: {{dynamic: {{0: n}}}}}}}}\n")
     code, said = onnxline("check", path)
     assert code == 2
-    assert "model.inputs.x.dynamic: an ONNX file keeps the dims that it has; leave this key out" in said
+    assert "model.inputs.x.dynamic: an ONNX file keeps its dims; leave this key out" in said
 
 
 @pytest.mark.parametrize(
