@@ -96,6 +96,8 @@ class JoinedModels:
 def join_models(first: DetachedModel, second: DetachedModel, map: Mapping[str, str | Sequence[str]]) -> JoinedModels:
     """Join two models without functions; names of the second that the first has too get `_2` after them.
 
+    So do keys of its metadata that have another value in the first.
+
     Args:
         first: the model that runs first; its outputs that are not mapped stay outputs.
         second: the model that runs after it, of the same opset.
@@ -159,7 +161,12 @@ def join_models(first: DetachedModel, second: DetachedModel, map: Mapping[str, s
     graph = compose.merge_graphs(left.graph, right.graph, pairs, outputs=ends)  # without the checker: weights stand in
     replace_all_uses_with(graph.node, shared)
     replace_entries(graph.input, [info for info in graph.input if info.name not in shared])
+    replace_entries(
+        graph.quantization_annotation, _join_annotations(left, right, {fed[new]: old for old, new in mapped})
+    )
+    replace_entries(graph.metadata_props, _join_metadata(left.graph, right.graph))
     left.graph.CopyFrom(graph)
+    replace_entries(left.metadata_props, _join_metadata(left, right))
     left.ir_version = max(left.ir_version, right.ir_version)
     versions = [onnx.helper.make_opsetid(*entry) for entry in {**others, **own}.items()]
     of_onnx = [entry for entry in left.opset_import if entry.domain in ONNX_DOMAINS]
@@ -169,6 +176,30 @@ def join_models(first: DetachedModel, second: DetachedModel, map: Mapping[str, s
     if broken:
         raise StepFailed(f"merge: the result is not valid ONNX: {broken}")
     return JoinedModels(merged, renamed)
+
+
+def _join_annotations(
+    left: onnx.ModelProto, right: onnx.ModelProto, fed: Mapping[str, str]
+) -> list[onnx.TensorAnnotation]:
+    """What both models say of quantized tensors; of an input of the second, what the first says of its value first."""
+    notes = {note.tensor_name: note for note in left.graph.quantization_annotation}
+    for note in right.graph.quantization_annotation:
+        note.tensor_name = fed.get(note.tensor_name, note.tensor_name)
+        notes.setdefault(note.tensor_name, note)
+    return list(notes.values())
+
+
+def _join_metadata(
+    left: onnx.ModelProto | onnx.GraphProto, right: onnx.ModelProto | onnx.GraphProto
+) -> list[onnx.StringStringEntryProto]:
+    """The metadata of both; a key of the second with another value in the first gets `_2` after it."""
+    known = {entry.key: entry.value for entry in left.metadata_props}
+    more = [entry for entry in right.metadata_props if known.get(entry.key) != entry.value]
+    taken = {*known, *(entry.key for entry in more if entry.key not in known)}
+    for entry in more:
+        if entry.key in known:
+            entry.key = take_name(entry.key, taken)
+    return [*left.metadata_props, *more]
 
 
 def _custom_opsets(model: DetachedModel) -> dict[str, int]:
@@ -197,6 +228,10 @@ def _rename(proto: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto
                 node.name = names[node.name]
         for entry in _entries(graph):
             entry.name = names.get(entry.name, entry.name)
+        for note in graph.quantization_annotation:
+            note.tensor_name = names.get(note.tensor_name, note.tensor_name)
+            for entry in note.quant_parameter_tensor_names:
+                entry.value = names.get(entry.value, entry.value)
     return proto
 
 

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx.parser import parse_model as parse
 
+import passes.tools
 from passes import PolicyError, optimize
 from passes.context import PassContext
 from passes.proof.relation import ModelInputs, prove_relation
@@ -68,6 +69,36 @@ def test_two_models_as_one(second: str) -> None:
     found = Session.of(run.model).run({"x": x})
     np.testing.assert_array_equal(found["y_2"], after["y"])
     np.testing.assert_array_equal(found["sum"], after["sum"])
+
+
+def annotated(text: str, metadata: dict[str, str], *notes: tuple[str, str]) -> onnx.ModelProto:
+    model = parse(text)
+    for owner in (model, model.graph):
+        for key, value in metadata.items():
+            owner.metadata_props.add(key=key, value=value)
+    for name, scale in notes:
+        note = model.graph.quantization_annotation.add(tensor_name=name)
+        note.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value=scale)
+    return model
+
+
+def test_metadata_and_annotations_of_both_models_stay() -> None:
+    first = annotated(FIRST, {"labels": "a", "author": "me"}, ("i", "w"), ("y", "w"))
+    second = annotated(SECOND, {"labels": "b", "author": "me", "length": "4"}, ("a", "w"), ("t", "w"), ("y", "last"))
+    merged = passes.tools.merge(first, second, {"y": "a"}).to_proto()
+    said = {"labels": "a", "author": "me", "labels_2": "b", "length": "4"}
+    assert {entry.key: entry.value for entry in merged.metadata_props} == said
+    assert {entry.key: entry.value for entry in merged.graph.metadata_props} == said
+    notes = [
+        (note.tensor_name, note.quant_parameter_tensor_names[0].value) for note in merged.graph.quantization_annotation
+    ]
+    assert notes == [("i", "w"), ("y", "w"), ("t", "w_2"), ("y_2", "last")]
+
+
+def test_an_annotation_of_an_input_that_is_fed_names_its_value() -> None:
+    second = annotated(SECOND, {}, ("a", "w"))
+    (note,) = passes.tools.merge(parse(FIRST), second, {"y": "a"}).to_proto().graph.quantization_annotation
+    assert note.tensor_name == "y"
 
 
 def test_steps_before_and_after_it(second: str) -> None:
