@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -22,7 +23,7 @@ from pipeline.runtime.feeding import (
 )
 from pipeline.runtime.kernels import has_native
 from pipeline.runtime.kernels.aten.indices import IndexFlags
-from pipeline.runtime.program import BoundProgram, ProcessBound, ProgramMemory
+from pipeline.runtime.program import BoundProgram, FlagTable, ProcessBound, ProgramMemory
 from pipeline.runtime.slots import Feed, bind_arena, new_memory, placeholders, refuse_names, refuse_unreadable
 from pipeline.runtime.states import States, StateTable
 from pipeline.runtime.tensors import storage_id, torch_dtype
@@ -41,6 +42,7 @@ class Context(ProcessBound):
         table: states that are shared with contexts of other programs; without it the context has its own.
         arena: bytes that are shared with contexts that run by turns, at least `plan.arena_bytes`.
         states: those of another plan of the same graph, at other sizes; they keep their values.
+        flag_table: that of the sequence in which this is a context of a body.
 
     Raises:
         UsageError: this machine has not enough memory.
@@ -54,6 +56,7 @@ class Context(ProcessBound):
         table: StateTable | None = None,
         arena: torch.Tensor | None = None,
         states: States | None = None,
+        flag_table: FlagTable | None = None,
     ) -> None:
         self.bound = bound
         self.plan, self._device = plan, device = bound.plan, bound.device
@@ -72,13 +75,17 @@ class Context(ProcessBound):
             self._arena = new_memory(plan, plan.arena_bytes, device) if arena is None else arena
             self.states.order.keep([self._arena])
             places = bind_arena(plan, self._arena, device)
-            self.memory = ProgramMemory(bound, self.states, places, Context, _new_flags(bound))
+            flag_table = {} if flag_table is None else flag_table
+            flags = flag_table[id(bound)][1] if id(bound) in flag_table else _new_flags(bound)
+            runner_of = partial(Context, flag_table=flag_table)
+            self.memory = ProgramMemory(bound, self.states, places, runner_of, flags, flag_table)
             self._slots = self.memory.bind_slots({**buffers, **homes})
             self._steps = bound.steps
             self._launches = [self.memory.bind_step(step, self._slots) for step in bound.steps]
-            if self.memory.flags is not None and not self.memory.flags.owners:
-                self.memory = replace(self.memory, flags=None)
-            self._flags = self.memory.flags
+            self._flags = flags if flags is not None and flags.owners else None
+            self.memory = replace(self.memory, flags=self._flags)
+            if self._flags is not None:
+                flag_table[id(bound)] = bound, self._flags
             self.memory.keep(self._launches)
             pointers = self._pointers([*pointed, *_large_outputs(plan)])
         self._fed: list[FedSlot] = [
@@ -168,7 +175,7 @@ class Context(ProcessBound):
         self._reached = 0
         self.states.order.enter()
         if self._flags is not None:
-            self.memory.refuse_wrong_indices(self._flags)
+            self.bound.refuse_wrong_indices(self._flags)
         try:
             for slot, tensor in zip(self._fed, self._accept(feed), strict=True):
                 slot.write(tensor)

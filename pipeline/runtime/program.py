@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Final, NoReturn, Protocol, SupportsIndex
-from weakref import WeakSet
 
 import torch
 
@@ -206,6 +205,17 @@ class BoundProgram:
             )
         return InternalError(f"{described} failed: {error}")
 
+    def refuse_wrong_indices(self, flags: IndexFlags) -> None:
+        """
+        Raises:
+            DataError: a run that has ended by now had an index out of range.
+        """
+        wrong = flags.poll()
+        if wrong is not None:
+            (step,) = (step for step in self.steps if step.index == wrong)
+            error = IndexError("an index is out of range, in this run or an earlier one, whose outputs are wrong")
+            raise self.failure(step, error)
+
     def refuse_moved_weights(self) -> None:
         """Check that the caller's tensors still have the memory that was bound; about 1 µs for each.
 
@@ -312,10 +322,13 @@ class ProcessBound:
 Slots = Sequence[torch.Tensor]
 
 
+FlagTable = dict[int, tuple[BoundProgram, IndexFlags]]
+"""By its id, each program of a sequence of runs whose launches read indices, bodies among them, and its flags. A body
+has one set of flags for all of its runners, so that nothing is lost with the capture that a runner belongs to."""
+
+
 class BodyRunner(Protocol):
     """Runs of a body of a higher-order call, on storage of its own."""
-
-    memory: ProgramMemory
 
     def apply(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]: ...
 
@@ -332,8 +345,7 @@ class ProgramMemory:
     """Makes a runner for a body; each has an arena of its own."""
     flags: IndexFlags | None
     """Those of all launches, of runs and replays; None where no launch sets any."""
-    runners: WeakSet[BodyRunner] = field(default_factory=WeakSet)
-    """Of the bodies of all launches that are there."""
+    flag_table: FlagTable
 
     @property
     def plan_key(self) -> str:
@@ -372,24 +384,11 @@ class ProgramMemory:
         Raises:
             DataError: one of them had an index out of range.
         """
-        for runner in list(self.runners):
-            runner.memory.synchronize()
-        if self.flags is None:
+        if not self.flag_table:
             self.bound.device.synchronize()
-            return
-        self.flags.wait()
-        self.refuse_wrong_indices(self.flags)
-
-    def refuse_wrong_indices(self, flags: IndexFlags) -> None:
-        """
-        Raises:
-            DataError: a run that has ended by now had an index out of range.
-        """
-        wrong = flags.poll()
-        if wrong is not None:
-            (step,) = (step for step in self.bound.steps if step.index == wrong)
-            error = IndexError("an index is out of range, in this run or an earlier one, whose outputs are wrong")
-            raise self.bound.failure(step, error)
+        for program, flags in self.flag_table.values():
+            flags.wait()
+            program.refuse_wrong_indices(flags)
 
     def bind_step(self, step: LaunchStep, slots: Slots) -> Launch:
         """The launch of `step` on these slots.
@@ -399,9 +398,7 @@ class ProgramMemory:
         """
         bodies = self.bound.bodies.get(step.index)
         if bodies:
-            runners = [self.runner_of(body) for body in bodies]
-            self.runners.update(runners)
-            step = step.with_attrs(bodies=tuple(runner.apply for runner in runners))
+            step = step.with_attrs(bodies=tuple(self.runner_of(body).apply for body in bodies))
         ins, outs = ([slots[vid] for vid in vids] for vids in (step.call.in_vids, step.call.out_vids))
         constants = [at for at, vid in enumerate(step.call.in_vids) if self._is_constant(vid)]
         token = CURRENT.set(self.flags and CheckedCall(self.flags, step.index, constants))

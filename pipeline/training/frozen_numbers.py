@@ -56,16 +56,17 @@ class RandomGuard:
     def refuse_changes(self) -> None:
         """
         Raises:
-            Unsupported: the recorded code set the state.
+            Unsupported: the recorded code set the state, or another thread has drawn.
         """
         if not torch.equal(self._expected, torch.get_rng_state()):
             place = place_outside()
             raise Unsupported(
                 "the forward pass or the loss sets the state of torch's random generator"
                 + (f" ({place})" if place != NO_PLACE else "")
-                + ", as torch.manual_seed, fork_rng and torch.utils.checkpoint do, which no step would do: seed before "
-                "the steps, keep values that are to stay in a buffer, and call what draws outside of a checkpoint; "
-                "another thread that draws during the recording looks the same"
+                + ", as torch.manual_seed, fork_rng and torch.utils.checkpoint do, or another thread draws from it "
+                "during the recording; a step would do neither: seed before the steps, keep values that are to stay in "
+                "a buffer, call what draws outside of a checkpoint, and let other threads draw before or after the "
+                "recording"
             )
 
     def put_back(self) -> None:

@@ -116,23 +116,29 @@ def _without_repeats(graph: Graph, vid: int, heads: tuple[int, ...], *, swapped:
     swapped: whether `vid` has the last two axes of x in the other order.
     """
     op = producer(graph, vid)
-    while op is not None and op.kind in ("aten.reshape.default", "aten.permute.default"):
+    while op is not None and op.kind in ("aten.reshape.default", "aten.permute.default", "aten.transpose.int"):
         before, after = (graph.values[own].spec.shape for own in (op.inputs[0], op.outputs[0]))
-        if op.kind == "aten.permute.default":
-            *front, last, end = range(len(before))
-            if op.attrs["dims"] != (*front, end, last):
+        if op.kind != "aten.reshape.default":
+            if not _swaps_last_axes(op, len(before)):
                 return None
             swapped = not swapped
         elif before[-2:] != after[-2:]:
             return None
         op = producer(graph, op.inputs[0])
     added = producer(graph, op.inputs[0]) if op is not None and op.kind == "aten.expand.default" else None
-    if op is None or added is None or added.kind != "aten.reshape.default" or swapped:
+    if op is None or added is None or added.kind not in ("aten.reshape.default", "aten.unsqueeze.default") or swapped:
         return None
     x, one, many = (graph.values[own].spec.shape for own in (added.inputs[0], *op.inputs, *op.outputs))
     if len(x) != 4 or one != (*x[:2], 1, *x[2:]) or many != (*x[:2], many[2], *x[2:]):
         return None
     return added.inputs[0] if heads == (x[0], x[1] * many[2]) else None  # type: ignore[operator]
+
+
+def _swaps_last_axes(op: Op, rank: int) -> bool:
+    """Whether a permutation or a transposition of `rank` axes leaves all but the last two where they are."""
+    if op.kind == "aten.transpose.int":
+        return {op.attrs[name] % rank for name in ("dim0", "dim1")} == {rank - 2, rank - 1}  # type: ignore[operator]
+    return op.attrs["dims"] == (*range(rank - 2), rank - 1, rank - 2)
 
 
 def _put_grouped(rewrite: Rewrite, after: Op, scores: Scores, groups: HeadGroups) -> None:
@@ -171,7 +177,7 @@ def _is_finite(graph: Graph, vid: int) -> bool:
     """Whether no element is infinite or NaN: a constant, a choice between such, and views of one."""
     op = producer(graph, vid)
     if op is None:
-        is_known = graph.values[vid].role is Role.CONST and vid in graph.payloads and vid not in graph.updates
+        is_known = graph.values[vid].role is Role.CONST and vid in graph.payloads
         return is_known and bool(np.isfinite(graph.payloads[vid].numpy()).all())
     if op.kind == "aten.where.self":
         return all(_is_finite(graph, operand) for operand in op.inputs[1:])

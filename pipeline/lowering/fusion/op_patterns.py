@@ -22,7 +22,7 @@ FLOATS: Final = frozenset({"float32", "float16", "bfloat16"})
 def constant_number(graph: Graph, vid: int) -> float | int | None:
     """The value of a constant with one element; None for other values."""
     value = graph.values[vid]
-    if value.role is not Role.CONST or vid not in graph.payloads or vid in graph.updates or value.spec.numel != 1:
+    if value.role is not Role.CONST or vid not in graph.payloads or value.spec.numel != 1:
         return None
     return graph.payloads[vid].numpy().reshape(-1)[0].item()
 

@@ -30,11 +30,11 @@ def fuse_rows(graph: Graph) -> Graph:
         is_alone = len(chain.ops) < 2 and op.kind not in NORMS
         if not is_result or is_alone or len(chain.inputs) > MOST_OPERANDS:
             continue
-        numbers, inputs = _order_operands(chain), _in_memory_order(rewrite, chain.inputs, order)
-        if not numbers or inputs is None:
+        numbers = _order_operands(chain)
+        if not numbers:
             continue
         taken.update(chain.ops)
-        _put_program(rewrite, op, chain, numbers, inputs, order)
+        _put_program(rewrite, op, chain, numbers, order)
     return rewrite.build()
 
 
@@ -52,38 +52,33 @@ def _can_end(graph: Graph, op: Op) -> bool:
     return is_stored and value.spec.dtype in FLOATS and (order is None or order[-1] == value.spec.rank - 1)
 
 
-def _in_memory_order(rewrite: Rewrite, inputs: list[int], order: tuple[int, ...] | None) -> list[int] | None:
-    """The operands with their axes in the order in which the result lies in memory; views, which the caller puts there.
-
-    None where an operand has fewer axes than the result and more than a row.
-    """
-    if order is None:
-        return inputs
+def _in_memory_order(rewrite: Rewrite, op: Op, inputs: list[int], order: tuple[int, ...]) -> list[int]:
+    """The operands with their axes in the order in which the result of `op` lies in memory: views, before `op`."""
     found: list[int] = []
     for vid in inputs:
-        spec = rewrite.spec(vid)
-        if spec.rank < len(order):
-            if any(size != 1 for size in spec.shape[:-1]):
-                return None
+        spec, name = rewrite.spec(vid), rewrite.graph.values[vid].name
+        full = (1,) * (len(order) - spec.rank) + spec.shape
+        if spec.rank < len(order) and all(size == 1 for size in full[:-1]):  # one row for all
             found.append(vid)
             continue
-        shape = tuple(spec.shape[axis] for axis in order)
-        found.append(rewrite.declare(f"{rewrite.graph.values[vid].name} as stored", TensorSpec(shape, spec.dtype)))
+        if spec.rank < len(order):
+            source = rewrite.declare(f"{name} with all axes", TensorSpec(full, spec.dtype))
+            rewrite.replace(op, "aten.reshape.default", [vid], [source], {"shape": full})
+            vid = source
+        shape = tuple(full[axis] for axis in order)
+        found.append(rewrite.declare(f"{name} as stored", TensorSpec(shape, spec.dtype)))
+        rewrite.replace(op, "aten.permute.default", [vid], found[-1:], {"dims": order})
     return found
 
 
-def _put_program(
-    rewrite: Rewrite, op: Op, chain: RowChain, numbers: list[int], inputs: list[int], order: tuple[int, ...] | None
-) -> None:
+def _put_program(rewrite: Rewrite, op: Op, chain: RowChain, numbers: list[int], order: tuple[int, ...] | None) -> None:
     """The program in the place of `op`, between views where the result lies in another order than that of its axes."""
+    inputs = chain.inputs if order is None else _in_memory_order(rewrite, op, chain.inputs, order)
     program, operands = _renumber(chain.instructions, numbers), [inputs[number] for number in numbers]
     attrs: dict[str, Attr] = {"program": write_program(program)}
     if order is None:
         rewrite.replace(op, "RowProgram", operands, op.outputs, attrs)
         return
-    for vid, moved in zip(chain.inputs, inputs, strict=True):
-        if vid != moved:
-            rewrite.replace(op, "aten.permute.default", [vid], [moved], {"dims": order})
     shape = tuple(chain.space.shape[axis] for axis in order)
     stored = rewrite.declare(
         f"{chain.graph.values[op.outputs[0]].name} as stored", TensorSpec(shape, chain.space.dtype)

@@ -163,7 +163,7 @@ class Capture(ProcessBound):
         if self._has_states:
             self._session.states.refuse_missing()
         if self.flags is not None:
-            self.memory.refuse_wrong_indices(self.flags)
+            self.memory.bound.refuse_wrong_indices(self.flags)
         try:
             guard = self._guards.pop()
         except IndexError:  # all are held: this is a replay within a replay

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,10 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from pipeline.errors import SourceError, UsageError
-from pipeline.runtime import compile_graph
+from pipeline.ir.graph import Graph, TensorSpec
+from pipeline.ops import GraphBuilder
+from pipeline.runtime import RecordingDevice, compile_graph
+from pipeline.runtime.devices import Device
 from pipeline.runtime.eager import run_eager
 from pipeline.runtime.torch_state import FLOAT32, plain_state, without_autograd
 from tests.support.torch_programs import Calls, compile_module, feed_of, graph_of, in_float64
@@ -61,6 +65,36 @@ def test_two_states_change_places() -> None:
             "b_b": [1.0, 2.0],
         }
     assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+def set_to_constant() -> tuple[Graph, int]:
+    """y = x + s, then s = [1, 2], which is a constant; and the vid of that."""
+    builder, pair = GraphBuilder("reset"), TensorSpec((2,), "float32")
+    x, once = builder.input("x", pair), builder.const("once", pair, None)
+    state = builder.state("s", pair)
+    graph = builder.build(builder.emit("aten.add.Tensor", [x, state], [("y", pair)]))
+    return replace(graph, updates={state: once}), once
+
+
+SET = {"once": torch.tensor([1.0, 2.0]), "s": torch.tensor([5.0, 5.0])}
+
+
+@pytest.mark.parametrize("device", ["cpu", RecordingDevice(2**20)], ids=str)
+def test_a_state_is_set_to_a_constant_which_stays(device: Device | str) -> None:
+    graph, _ = set_to_constant()
+    for name in ("run", "replay"):
+        program = compile_graph(graph, SET, device=device)
+        run, feed = getattr(program, name), {"x": torch.ones(2)}
+        assert [run(feed)["y"].tolist() for _ in range(3)] == [[6, 6], [2, 3], [2, 3]]
+        program.give_states({"s": torch.zeros(2)})
+        assert [run(feed)["y"].tolist() for _ in range(2)] == [[1, 1], [2, 3]]
+
+
+def test_a_constant_that_a_run_would_change_is_refused() -> None:
+    """So whoever reads a constant need not ask for its updates."""
+    graph, once = set_to_constant()
+    with pytest.raises(UsageError, match="'once' has the role const and an update; only params, states and inputs"):
+        compile_graph(replace(graph, updates={once: graph.outputs[0]}), SET)
 
 
 def test_a_cache_is_written_as_torch_writes_it() -> None:

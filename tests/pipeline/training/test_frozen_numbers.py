@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 import time
 from collections.abc import Callable
 
@@ -158,6 +159,18 @@ def test_a_state_of_random_numbers_that_is_set_and_put_back_is_refused(change: C
     with pytest.raises(Unsupported, match="sets the state of torch's random generator"):
         record_step(module, LOSS, SGD(module.parameters(), lr=0.1), (X, LABEL))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_thread_may_draw_before_or_after_a_recording() -> None:
+    def forward(_: ChangeableMlp, x: torch.Tensor) -> torch.Tensor:
+        thread = threading.Thread(target=torch.rand, args=(3,))
+        thread.start()
+        thread.join()
+        return nn.functional.dropout(x)
+
+    module = ChangeableMlp(forward)
+    with pytest.raises(Unsupported, match=r"or another thread draws from it .* let other threads draw before or after"):
+        record_step(module, LOSS, SGD(module.parameters(), lr=0.1), (X, LABEL))
 
 
 def test_a_generator_is_refused_by_the_name_of_its_attribute() -> None:

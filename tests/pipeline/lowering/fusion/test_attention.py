@@ -190,6 +190,7 @@ def test_heads_of_a_group_are_tokens_of_one_head(tokens: int) -> None:
     (call,) = (op for op in fused.ops if op.kind == "ScaledDotProductAttention")
     assert [fused.values[vid].name for vid in call.inputs[1:3]] == ["k", "v"]
     assert fused.values[call.inputs[0]].spec.shape == (2, 2, 3 * tokens, 4)
+    assert ("aten.expand.default" in {op.kind for op in fused.ops}) is (tokens > 1), "one row serves all tokens"
     generator = torch.Generator().manual_seed(0)
     shapes = {"q": (2, 6, tokens, 4), "k": (2, 2, 5, 4), "v": (2, 2, 5, 4)}
     feed = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}

@@ -90,7 +90,75 @@ def test_attention_with_dropout_or_groups_of_torch_s_own_stays_with_torch(option
     assert write_attention_backends(graph, RecordingDevice(2**20)) is graph
 
 
-def test_keys_and_values_in_groups_of_two_sizes_are_repeated() -> None:
-    """One kernel call has one number of heads to repeat."""
-    ins = [tensor(1, 4, 3, 4), tensor(1, 1, 3, 4), tensor(1, 2, 3, 4)]
-    assert attention_of(lambda q, k, v: plain(q, repeated(k, 4), repeated(v, 2)), ins) == 1
+def operands_of(function: Function, ins: list[torch.Tensor]) -> list[tuple[int | str, ...]]:
+    """The shapes of query, key and value of the one attention of `function`, which computes the same after the pass."""
+    assert attention_of(function, ins) == 1
+    fused = fuse_attention(graph_of(Calls([function]), ins))
+    (call,) = (op for op in fused.ops if op.kind == "ScaledDotProductAttention")
+    return [fused.values[vid].spec.shape for vid in call.inputs[:3]]
+
+
+FOUR, TWO_HEADS = tensor(1, 4, 3, 4), [tensor(1, 2, 3, 4), tensor(1, 2, 3, 4) - 0.3]
+
+
+@pytest.mark.parametrize("swap", [lambda k: k.transpose(-1, -2), lambda k: k.permute(0, 1, 3, 2)])
+def test_a_group_of_heads_reads_each_key_and_value_once(swap: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """As modules of torch repeat them: by an axis in between that is spread."""
+    ins = [FOUR, *TWO_HEADS]
+    found = operands_of(lambda q, k, v: (q @ swap(repeated(k, 2))).softmax(-1) @ repeated(v, 2), ins)
+    assert found == [(1, 2, 6, 4), (1, 2, 3, 4), (1, 2, 3, 4)]
+
+
+def tiled(x: torch.Tensor) -> torch.Tensor:
+    """Two heads as (0, 1, 0, 1), where a group would have (0, 0, 1, 1)."""
+    return x[:, None].expand(1, 2, 2, 3, 4).reshape(1, 4, 3, 4)
+
+
+def interleaved(x: torch.Tensor) -> torch.Tensor:
+    """As `tiled`, by swapped axes; the second swap moves no element, and two of the last axes would be none."""
+    return x[:, :, None].expand(1, 2, 2, 3, 4).transpose(1, 2).reshape(1, 4, 3, 4).transpose(0, 1).reshape(1, 4, 3, 4)
+
+
+def of_batches(x: torch.Tensor) -> torch.Tensor:
+    """Heads of two batches as those of one."""
+    return x[:, :, None].expand(2, 2, 2, 3, 4).reshape(1, 8, 3, 4)
+
+
+OTHER_GROUPS: dict[str, tuple[Function, list[torch.Tensor]]] = {
+    "of two sizes": (
+        lambda q, k, v: plain(q, repeated(k, 4), repeated(v, 2)),
+        [FOUR, tensor(1, 1, 3, 4), tensor(1, 2, 3, 4)],
+    ),
+    "in another order": (lambda q, k, v: plain(q, tiled(k), tiled(v)), [FOUR, *TWO_HEADS]),
+    "in another order by swapped axes": (lambda q, k, v: plain(q, interleaved(k), interleaved(v)), [FOUR, *TWO_HEADS]),
+    "of several batches": (
+        lambda q, k, v: plain(q, of_batches(k), of_batches(v)),
+        [tensor(1, 8, 3, 4), tensor(2, 2, 3, 4), tensor(2, 2, 3, 4) - 0.3],
+    ),
+    "of one key for all tokens": (
+        lambda q, k, v: plain(q, k[:, :, None].expand(1, 2, 2, 3, 4).reshape(1, 4, 3, 4), repeated(v, 2)),
+        [FOUR, tensor(1, 2, 1, 4), TWO_HEADS[1]],
+    ),
+    "of five axes": (
+        lambda q, k, v: plain(q, k[:, :, None].expand(1, 2, 2, 1, 3, 4).reshape(1, 4, 3, 4), repeated(v, 2)),
+        [FOUR, tensor(1, 2, 1, 3, 4), TWO_HEADS[1]],
+    ),
+    "of rows that are cut anew": (
+        lambda q, k, v: plain(q, repeated(k, 2), repeated(v, 2).reshape(1, 4, 3, 4)),
+        [FOUR, TWO_HEADS[0], tensor(1, 2, 2, 6)],
+    ),
+    "of keys that lie transposed": (
+        lambda q, k, v: (q @ repeated(k, 2)).softmax(-1) @ repeated(v, 2),
+        [tensor(1, 4, 4, 4), tensor(1, 2, 4, 4), tensor(1, 2, 4, 4)],
+    ),
+    "of which the key has none": (lambda q, k, v: plain(q, k, repeated(v, 2)), [FOUR, FOUR + 0.2, TWO_HEADS[1]]),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_GROUPS)
+def test_heads_that_no_group_reads_together_are_repeated(case: str) -> None:
+    """The kernel call has one number of heads, and each of the query has a key and a value of its own."""
+    function, ins = OTHER_GROUPS[case]
+    query, key, value = operands_of(function, ins)
+    assert query == tuple(ins[0].shape)
+    assert query[:2] == key[:2] == value[:2]

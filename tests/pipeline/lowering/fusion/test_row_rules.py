@@ -11,7 +11,7 @@ from torch.nn import functional as f
 from pipeline.ir import Graph, check
 from pipeline.ir.graph import devices_of, to_device
 from pipeline.lowering.fusion import fuse_rows
-from pipeline.runtime import compile_graph
+from pipeline.runtime import compile_graph, compile_open_graph
 from tests.support.torch_programs import Calls, feed_of, graph_of
 
 Function = Callable[..., torch.Tensor]
@@ -186,6 +186,21 @@ def test_what_is_no_rotation(case: str) -> None:
     assert "rotate" not in "".join(fused(OTHER_ROTATIONS[case], [X]))
 
 
+def test_a_clamp_by_a_size_that_is_open_stays_and_the_rest_is_a_program() -> None:
+    """A program has numbers; the size of another input is one when that is fed."""
+
+    def clamped(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x.clamp(max=y.shape[0] - 4) * 2 + x.clamp(min=y.shape[0] - 5, max=9).sin()
+
+    ins = [X, torch.ones(5, 2)]
+    graph = graph_of(Calls([clamped]), ins, dynamic_shapes=(({}, {0: torch.export.Dim("n")}),))
+    after = fuse_rows(graph)
+    check(after)
+    assert programs_of(after) == ["mul(i0, 2.0); sin(i1); add(v0, v1)"]
+    (found,) = compile_open_graph(after).run(feed_of(graph, ins)).values()
+    torch.testing.assert_close(found, clamped(*ins))
+
+
 def test_an_odd_row_has_no_halves_and_an_open_end_is_the_end() -> None:
     x = torch.linspace(-2, 3, 10).view(2, 5)
     assert "rotate" not in "".join(fused(lambda x: rotated(x, -x[:, 2:], x[:, :2]), [x]))
@@ -218,18 +233,28 @@ def test_twelve_operands_are_a_program_and_thirteen_are_left() -> None:
 
 
 def test_what_lies_in_another_order_is_computed_where_it_lies() -> None:
-    """Operands of the result's axes are moved, a row stays; a result whose rows lie in pieces has no program."""
+    """Operands of several rows are moved, a row stays; a result whose rows lie in pieces has no program."""
 
     def heads(x: torch.Tensor, y: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
         return ((x.transpose(0, 1) + y.transpose(0, 1)) * r).exp()
 
     assert fused(heads, [X, Y, ROW]) == ["add(i0, i1); mul(v0, i2); exp(v1)"]
-    three = [torch.linspace(-1, 1, 24).view(2, 3, 4), torch.linspace(0, 1, 24).view(2, 3, 4)]
-    turned = fused(lambda x, y: (x.permute(1, 0, 2) + y.permute(1, 0, 2) + x.new_ones(2, 4)).exp(), three)
-    assert len(turned) < 2
     assert fused(lambda x, y: (x.transpose(1, 2) + y.transpose(1, 2)).exp(), [X, Y]) == []
     order = torch.linspace(-1, 1, 120).view(2, 3, 4, 5)
     assert fused(lambda x, r: (x.permute(2, 0, 1, 3) * r).exp(), [order, torch.ones(5) * 2]) == ["mul(i0, i1); exp(v0)"]
+
+
+def test_heads_are_rotated_by_angles_of_fewer_axes() -> None:
+    """The angles of each token, for all batches and heads; the product by heads lies in the order of tokens."""
+
+    def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        heads = x.view(2, 3, 2, 4).transpose(1, 2)
+        return (heads * cos + torch.cat((-heads[..., 2:], heads[..., :2]), -1) * sin) * weight
+
+    ins = [torch.linspace(-2, 3, 48).view(2, 3, 8), X[0], Y[1], WEIGHT]
+    assert fused(rotate, ins) == ["mul(i3, i0); rotate(i3); mul(v1, i1); add(v0, v2); mul(v3, i2)"]
+    kinds = [op.kind for op in fuse_rows(graph_of(Calls([rotate]), ins)).ops]
+    assert kinds.count("aten.permute.default") == 4, "one row is the same for all axes: x, cos and sin, and back"
 
 
 def test_values_without_rows_or_elements_have_no_program() -> None:

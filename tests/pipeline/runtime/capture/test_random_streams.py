@@ -12,7 +12,8 @@ import torch
 from torch.nn.functional import dropout
 
 from pipeline.runtime import CompiledProgram, RecordingDevice, compile_graph
-from pipeline.runtime.graph_draws import RECORDING, DrawingGraph
+from pipeline.runtime.graph_draws import RECORDING, DrawingGraph, follow
+from pipeline.runtime.recording_memory import DeviceGenerator
 from tests.pipeline.runtime.capture.test_recording_device import FEED, mixed_graph
 from tests.support.torch_programs import feed_of, graph_of
 
@@ -83,6 +84,29 @@ def test_a_graph_that_draws_follows_another_seed_and_goes_on_where_others_have_d
     assert torch.equal(second, dropout(ONES, 0.5))
     torch.manual_seed(6)
     assert torch.equal(third, dropout(ONES, 0.5))
+
+
+class SeededOnce(DeviceGenerator):
+    """A generator that counts its seeds."""
+
+    seeds = 0
+
+    def manual_seed(self, seed: int) -> torch.Generator:
+        self.seeds += 1
+        return super().manual_seed(seed)
+
+
+def test_a_generator_follows_another_seed_once_and_no_offset_of_one_that_it_does_not_have(
+    device: RecordingDevice,
+) -> None:
+    """A generator of CUDA would draw other numbers with the offset alone; to give a seed costs time at each replay."""
+    own, other = SeededOnce(), device.generator(7)
+    with pytest.raises(RuntimeError, match="the offset is that of another seed"):
+        device.generator(0).set_offset(other.get_offset())
+    for _ in range(3):
+        follow(own, other)
+        assert torch.equal(torch.rand(3, generator=own), torch.rand(3, generator=other))
+    assert (own.initial_seed(), own.seeds) == (7, 1)
 
 
 def test_a_replay_that_draws_waits_for_a_thread_that_records(device: RecordingDevice) -> None:

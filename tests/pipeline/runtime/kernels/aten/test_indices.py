@@ -191,17 +191,20 @@ def test_a_look_loses_no_wrong_index() -> None:
     assert [flags.poll(), flags.poll(), flags.poll()] == [7, 9, None]
 
 
-def test_a_wait_hears_of_a_wrong_index_in_a_body() -> None:
-    def choose(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return torch.cond(x.sum() > 0, lambda x, i: f.embedding(i, x), lambda x, i: f.embedding(i, x) * 2, (x, rows))
+def choose(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, lambda x, i: f.embedding(i, x), lambda x, i: f.embedding(i, x) * 2, (x, rows))
 
+
+def test_a_wait_hears_of_a_wrong_index_in_a_body() -> None:
     rows = torch.tensor([0, 3, 1])
-    graph = graph_of(Calls([choose]), [X + 2, rows])
-    program = compile_graph(graph, device=RecordingDevice(2**20))
+    graph, device = graph_of(Calls([choose]), [X + 2, rows]), RecordingDevice(2**20)
+    program = compile_graph(graph, device=device)
     for x in (X + 2, X - 2):
         for run in (program.run, program.replay):
             (found,) = run(feed_of(graph, [x, rows])).values()
+            waited = device.synchronizations
             program.synchronize()
+            assert device.synchronizations > waited
             torch.testing.assert_close(found, choose(x, rows))
             run(feed_of(graph, [x, torch.tensor([0, 9, 1])]))
             with pytest.raises(DataError, match="an index is out of range"):
@@ -236,4 +239,48 @@ def test_a_wrong_index_outlives_the_capture_and_the_context_that_saw_it() -> Non
         run({**other, list(right)[1]: torch.tensor([2, 4])})
         with pytest.raises(DataError, match="an index is out of range"):
             program.synchronize()
+        program.synchronize()
+
+
+def choose_within(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, choose, lambda x, i: f.embedding(i, x) - 1, (x, rows))
+
+
+@pytest.mark.parametrize("function", [choose, choose_within])
+def test_a_wrong_index_in_a_body_outlives_the_capture_that_saw_it(
+    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> None:
+    """Each capture has runners of its own for bodies, and for bodies within bodies."""
+    rows = torch.tensor([0, 3, 1])
+    graph = graph_of(Calls([function]), [X + 2, rows])
+    program = compile_graph(graph, device=RecordingDevice(2**20))
+    right, wrong = (feed_of(graph, [X + 2, given]) for given in (rows, torch.tensor([0, 9, 1])))
+    for look in (program.synchronize, lambda: program.run(right), lambda: program.replay(right)):
+        program.capture(right)
+        program.replay(wrong)
+        program.drop_captures()
+        with pytest.raises(DataError, match="an index is out of range"):
+            look()
+        program.synchronize()
+
+
+@pytest.mark.filterwarnings("ignore:the feed has had more than 2 signatures")
+def test_a_wrong_index_of_a_capture_whose_context_is_gone_is_raised_before_the_capture_goes() -> None:
+    """Runs at other sizes made room, in which the capture was kept: nothing else has its flags."""
+    lookup = Calls([lambda x, i: f.embedding(i, x)])
+    graph = graph_of(lookup, [X, torch.tensor([0, 3, 1])], dynamic_shapes=(({}, {0: torch.export.Dim("n", min=2)}),))
+    program = compile_open_graph(graph, limit=2, device=RecordingDevice(2**20))
+
+    def feed(*indices: int) -> dict[str, torch.Tensor]:
+        return feed_of(graph, [X, torch.tensor(indices)])
+
+    for look in (lambda: [program.replay(feed(*range(size))) for size in (2, 4)], program.synchronize):
+        program.capture(feed(0, 3, 1))
+        for size in (2, 4):
+            program.run(feed(*range(size)))
+        assert [size for sizes in program.sizes for size in sizes.values()] == [2, 4]
+        program.replay(feed(0, 4, 1))
+        with pytest.raises(DataError, match="an index is out of range"):
+            look()
+        program.drop_captures()
         program.synchronize()
