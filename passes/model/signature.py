@@ -217,6 +217,17 @@ def describe_defaults(model: DetachedModel) -> str:
     )
 
 
+def drop_stale_training(before: DetachedModel, after: DetachedModel) -> DetachedModel:
+    """`after` without training_info that names stored tensors of `before` which it does not have any more."""
+    infos = after.proto.training_info
+    bound = {entry.key for info in infos for entry in (*info.initialization_binding, *info.update_binding)}
+    if not bound or bound.isdisjoint(before.index.initializers.keys() - after.index.initializers.keys()):
+        return after
+    proto = after.copy_proto()
+    del proto.training_info[:]
+    return after.with_proto(proto)
+
+
 def describe_lost_training(before: DetachedModel, after: DetachedModel) -> str:
     """A sentence where a step has left out what a model says of its training; empty where none has."""
     is_lost = len(before.proto.training_info) > len(after.proto.training_info)

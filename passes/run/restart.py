@@ -12,6 +12,7 @@ from passes.context import PassContext
 from passes.errors import ModelError, StepFailed
 from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import CanonicalModel
+from passes.model.signature import describe_lost_training, drop_stale_training
 from passes.policy.policy import Policy
 from passes.proof.coverage import Coverage, coverage_of
 from passes.proof.gauges import Gauges, Readings
@@ -97,9 +98,11 @@ def restart(
     if proof.why:
         return reject(Status.REVERTED, f"differs: {proof.why}", proof.errors)
     Carrier().carry(before, after, step.name)
+    made = drop_stale_training(model, result.model)
     row = PassRow(
-        *(step.name, step.source, Status.RAN, result.why or "", nodes, len(result.model.proto.graph.node)),
-        *(0.0, True, proof.errors, op_changes(model, result.model)),
+        *(step.name, step.source, Status.RAN, result.why or "", nodes, len(made.proto.graph.node)),
+        *(0.0, True, proof.errors, op_changes(model, made)),
+        remarks=(*filter(None, [describe_lost_training(model, made)]),),
     )
     labels = [draw.label for draw in proof.drawn]
     traits = {known.name: known.traits for known in inputs.plan.inputs} if inputs.plan else {}
@@ -111,7 +114,7 @@ def restart(
             encoded = [*encoded]
             inner = same_inside(model, result.model, relation, encoded, inputs, context)
             same = inner | cuts.intersection(encoded)
-    return Restart(result.model, row, proof.feeds, coverage, same)
+    return Restart(made, row, proof.feeds, coverage, same)
 
 
 def _computes_the_same(before: CanonicalModel, after: CanonicalModel, relation: Relation) -> bool:

@@ -14,6 +14,7 @@ from passes.model.analysis import AnalyzedModel, what_is_invalid
 from passes.model.signature import (
     describe_defaults,
     describe_lost_training,
+    drop_stale_training,
     fill_in_outputs,
     free_initializers,
     restore_version,
@@ -99,7 +100,7 @@ def run_passes(
     refuse_unmatched(loop.watched, policy, loop.model, _say_tried(steps, loop.rows))
     power, coverage = prover.power(), prover.coverage(loop.current)
     named = name_weights(model, loop.model)  # last: what was proven goes by the names from before
-    final = restore_version(source, fill_in_outputs(named))
+    final = drop_stale_training(source, restore_version(source, fill_in_outputs(named)))
     said = describe_defaults(final), describe_lost_training(source, final)
     return PassRun(
         *(final, tuple(loop.rows), loop.verdicts(), power, library_versions(), watched, coverage),

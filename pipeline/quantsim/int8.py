@@ -18,7 +18,7 @@ from passes.errors import check_arguments, is_number
 from passes.graph.inference import start_process
 from passes.graph.op_facts import RANDOM_OPS, opset_of
 from passes.graph.traversal import every_node
-from passes.model.signature import fill_in_outputs
+from passes.model.signature import describe_lost_training, fill_in_outputs
 from passes.optimize import optimize, read_source
 from passes.policy.policy import check_lists
 from passes.proof.draws import InputSampler
@@ -345,6 +345,7 @@ def _quantize(
     if device.not_run and settings.profile == "ort-cpu":
         raise CheckFailed(f"to-int8: onnxruntime runs the result only without its optimizations: {device.not_run}")
     more = (
+        *filter(None, [describe_lost_training(source, quantized)]),
         *_describe_outputs(quantizer.model, outputs),
         *placement.notes(),
         *more,

@@ -22,6 +22,7 @@ from passes.encodings.from_qdq import (
 )
 from passes.graph.op_facts import opset_of
 from passes.graph.traversal import reads_of
+from passes.model.signature import drop_stale_training
 from passes.weights.detached import DetachedModel, detach
 from pipeline.argument_checks import Check, a, expects
 from pipeline.errors import UsageError
@@ -71,8 +72,9 @@ def insert_qdq(model: DetachedModel, encodings: Mapping[str, Encoding]) -> Detac
     """`model` with every tensor of `encodings` quantized and dequantized where it is made.
 
     A constant is stored as integers, with a DequantizeLinear after it; one that is an input, too, stays the default of
-    that input, which is quantized when the model runs. Inputs and outputs keep their names. Where
-    a format has fewer bits than its ONNX dtype, a Clip in front keeps an activation within its numbers.
+    that input, which is quantized when the model runs. Inputs and outputs keep their names. A training_info that names
+    a constant which is stored as integers is left out. Where a format has fewer bits than its ONNX dtype, a Clip in
+    front keeps an activation within its numbers.
 
     Raises:
         UsageError: a format needs a later opset than the model has, or an argument is of another type.
@@ -122,7 +124,7 @@ def insert_qdq(model: DetachedModel, encodings: Mapping[str, Encoding]) -> Detac
             renamed[name] = read
     quantized = detach(onnx.ModelProto(graph=onnx.GraphProto(initializer=added)))
     proto.graph.initializer.extend(quantized.proto.graph.initializer)
-    return DetachedModel(proto, {**model.weights, **quantized.weights})
+    return drop_stale_training(model, DetachedModel(proto, {**model.weights, **quantized.weights}))
 
 
 def quantize_nodes(value: str, result: str, encoding: Encoding, parameters: str, title: str) -> Iterator[NodeProto]:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
+import onnxline
 from passes.encodings.from_qdq import read_qdq
 from passes.structures import structure_of
 from passes.weights.detached import DetachedModel, attach, detach
@@ -239,3 +240,12 @@ def test_onnxruntime_runs_a_clip_in_front_of_every_format(text: str, tmp_path: P
     quantized = insert_qdq(model, encode(placement, calibrate(model, placement, data), model))
     expected = compare_outputs(model, quantized, data)["y"].sqnr_db
     assert run_device_like(model, quantized, data, tmp_path).outputs["y"].sqnr_db == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("weight", "is_kept"), [("first", False), ("shape", True)])
+def test_a_training_info_is_kept_while_its_weights_are_there(weight: str, is_kept: bool) -> None:
+    model = attach(mlp())
+    model.training_info.add().update_binding.add(key=weight, value="new")
+    result = onnxline.to_int8(model, samples=4)
+    assert bool(result.to_proto().training_info) is is_kept
+    assert any("training_info is not in the result" in note for note in result.notes) is not is_kept
