@@ -23,7 +23,7 @@ from passes.errors import ModelError
 from passes.graph.index import GraphIndex, copy_of
 from passes.graph.inference import refuse_contradictions
 from passes.graph.layer_calls import layer_functions
-from passes.graph.traversal import bodies_of, inline_functions, put_in_order
+from passes.graph.traversal import bodies_of, every_node, inline_functions, put_in_order
 from passes.load import check_model, check_payload, free_dims, load_model, to_path
 from passes.suggest import plural
 from passes.weights.mapped import ExternalFiles, find_file_range, release
@@ -225,7 +225,7 @@ def detach(
     store: dict[Key, Weight] = {}
     large: list[tuple[TensorProto, np.ndarray]] = []
     files = ExternalFiles(base_dir)
-    for tensor in inner_tensors(model.graph):
+    for tensor in inner_tensors(model):
         if not checked:
             check_payload(tensor)
         if tensor.data_location == TensorProto.EXTERNAL:
@@ -378,14 +378,15 @@ def read_model(
         raise ModelError(f"{path}: {error}") from error
 
 
-def inner_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
-    """Tensors in attributes, and in the subgraphs of If, Loop and Scan: too few and too small to detach."""
-    for node in graph.node:
-        for attribute in node.attribute:
-            yield from (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors)
-            for inner in bodies_of(attribute):
-                yield from inner.initializer
-                yield from inner_tensors(inner)
+def inner_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    """Tensors in attributes, and in the subgraphs of If, Loop and Scan, of the graph and of functions: too few and too
+    small to detach."""
+    for part in (model.graph, *model.functions):
+        for node in every_node(part):
+            for attribute in node.attribute:
+                yield from (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors)
+                for inner in bodies_of(attribute):
+                    yield from inner.initializer
 
 
 def _bytes_of(tensor: TensorProto, files: ExternalFiles) -> np.ndarray | None:

@@ -104,7 +104,7 @@ def _point_to_shared(model: DetachedModel, path: Path, shared: Mapping[str, _Dat
         if tensor.data_location == TensorProto.EXTERNAL:
             tensor.CopyFrom(read[tensor.name])
     files = ExternalFiles(path.parent)
-    for tensor in inner_tensors(proto.graph):
+    for tensor in inner_tensors(proto):
         if tensor.data_location == TensorProto.EXTERNAL:
             inline(tensor, files.bytes_of(tensor))
     ranges = _write_data(model, proto, path, shared)
@@ -296,8 +296,8 @@ def write_model(model: DetachedModel, path: str | os.PathLike[str]) -> None:
 def files_of_model(path: Path) -> list[Path]:
     """An ONNX file, and the files that hold its weights; the ONNX file alone where it cannot be read."""
     try:
-        graph = onnx.load(path, load_external_data=False).graph
-        tensors = (*graph.initializer, *inner_tensors(graph))
+        model = onnx.load(path, load_external_data=False)
+        tensors = (*model.graph.initializer, *inner_tensors(model))
         names = {entry_of(tensor).location for tensor in tensors if tensor.data_location == TensorProto.EXTERNAL}
     except (OSError, DecodeError, ModelError):
         return [path]

@@ -79,12 +79,12 @@ def _with_inner_data(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelP
     Raises:
         SourceError: it is missing, or outside of `folder`.
     """
-    if all(tensor.data_location != TensorProto.EXTERNAL for tensor in inner_tensors(model.graph)):
+    if all(tensor.data_location != TensorProto.EXTERNAL for tensor in inner_tensors(model)):
         return model
     whole, files = onnx.ModelProto(), ExternalFiles(folder)
     whole.CopyFrom(model)
     try:
-        for tensor in inner_tensors(whole.graph):
+        for tensor in inner_tensors(whole):
             if tensor.data_location == TensorProto.EXTERNAL:
                 inline(tensor, files.bytes_of(tensor))
     except ModelError as mistake:

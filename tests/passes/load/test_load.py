@@ -18,7 +18,8 @@ from passes.guard.calls.base import PassThrough, open_model
 from passes.load import check_bytes, load_model, memory_budget, seconds_to_run
 from passes.proof.draw_choice import choose_draws
 from passes.proof.draws import Draw, DrawnInput, DrawPlan, draw_array
-from passes.weights.detached import read_model
+from passes.weights.detached import detach, read_model
+from passes.weights.files import files_of_model
 from pipeline.errors import SourceError
 from pipeline.importers import from_onnx
 from tests.support.onnx_models import model_of
@@ -326,6 +327,22 @@ def test_the_importer_reads_external_data_inside_of_nodes_from_the_folder(tmp_pa
     (tmp_path / "k.data").unlink()
     with pytest.raises(SourceError, match=r"k\.data"):
         from_onnx(model, base_dir=tmp_path)
+
+
+def test_external_data_inside_of_functions_comes_along(tmp_path: Path) -> None:
+    model = external_constant()
+    body = helper.make_function("own", "F", ["x"], ["y"], model.graph.node, model.opset_import)
+    model.functions.append(body)
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    del model.graph.node[:]
+    model.graph.node.append(helper.make_node("F", ["x"], ["y"], domain="own"))
+    (tmp_path / "k.data").write_bytes(np.array([3, 4], np.float32).tobytes())
+    onnx.save(model, tmp_path / "m.onnx")
+    tensor = read_model(tmp_path / "m.onnx").proto.functions[0].node[0].attribute[0].t
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(tensor), [3, 4])
+    assert files_of_model(tmp_path / "m.onnx") == [tmp_path / "m.onnx", tmp_path / "k.data"]
+    with pytest.raises(ModelError, match="folder is not known"):
+        detach(model)
 
 
 def test_a_guarded_call_asks_the_door() -> None:
