@@ -7,7 +7,7 @@ profile are those of a table, or of a file of AIMET.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
@@ -27,7 +27,7 @@ from pipeline.errors import SourceError, UsageError
 from pipeline.quantsim.aimet_config import AimetConfig, read_aimet_config
 from pipeline.quantsim.conventions import apply_conventions
 from pipeline.quantsim.encodings_file import find_own_quantizers
-from pipeline.quantsim.placement import PlacementRule
+from pipeline.quantsim.placement import PlacementRule, find_matches
 from pipeline.quantsim.sites import Site, find_sites
 from pipeline.quantsim.tool_rules import follow_quantize_static, follow_tensorrt
 
@@ -165,13 +165,18 @@ class Profile:
     target: TargetTable | None
 
     def rules(
-        self, model: DetachedModel, given: Collection[str] = (), sites: Sequence[Site] = ()
+        self,
+        model: DetachedModel,
+        given: Collection[str] = (),
+        sites: Sequence[Site] = (),
+        own: Sequence[PlacementRule] = (),
     ) -> tuple[tuple[PlacementRule, ...], tuple[str, ...]]:
         """The rules for a model, and sentences on what the profile says and onnxline does otherwise.
 
         Args:
             given: the tensors that a file has encodings of; that the target's tool would not round them says nothing.
             sites: what `find_sites` finds in `model`, where the caller has it.
+            own: the rules of the configuration. The target's tool leaves out the nodes that they leave in float.
         """
         placement, sites = self.placement, sites or find_sites(model)
         rules = [
@@ -187,7 +192,7 @@ class Profile:
             rules += (replace(rule, half_open=(rule.tensors or frozenset()) & ends) for rule in found.rules)
             notes = found.notes
         if placement.tool is not None:
-            chosen = TOOLS[placement.tool](model, sites)
+            chosen = TOOLS[placement.tool](model, sites, _find_float_nodes(own, sites, model))
             rules += (replace(rule, tensors=(rule.tensors or frozenset()).difference(given)) for rule in chosen)
         if placement.float_biases:
             rules += _keep_biases(sites, self.name)
@@ -237,7 +242,8 @@ def _locate_config(text: str) -> Path:
 
 def rules_of(config: QuantSimConfig, model: DetachedModel) -> tuple[PlacementRule, ...]:
     """The rules of the profile for a model, and then those of the configuration."""
-    return (*read_profile(config).rules(model)[0], *own_rules(config))
+    own = own_rules(config)
+    return (*read_profile(config).rules(model, own=own)[0], *own)
 
 
 def own_rules(config: QuantSimConfig) -> tuple[PlacementRule, ...]:
@@ -265,6 +271,17 @@ def formats_of(config: QuantSimConfig) -> list[Precision]:
             if isinstance(precision, Precision):
                 formats.append(precision)
     return weights + activations
+
+
+def _find_float_nodes(rules: Iterable[PlacementRule], sites: Iterable[Site], model: DetachedModel) -> frozenset[str]:
+    """The names of the nodes whose weights and results the rules of a configuration leave in float."""
+    is_left: dict[str, bool] = {}
+    for rule in rules:
+        if rule.selector.startswith(("op:", "node:", "module:")):
+            matched = find_matches(rule, sites, model)
+            names = [site.node for site in sites if site.role == "activation" and site.tensor in matched]
+            is_left |= dict.fromkeys(names, rule.weights == FLOAT == rule.activations)
+    return frozenset(name for name, left in is_left.items() if left)
 
 
 def _keep_biases(sites: Sequence[Site], name: str) -> Iterator[PlacementRule]:

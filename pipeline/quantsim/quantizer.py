@@ -86,8 +86,9 @@ class ModelQuantizer:
 
     def place(self, given: Collection[str] = (), dtypes: Collection[str] = ("float32",)) -> Placement:
         with time_stage(self._send, "place") as details:
-            rules, notes = self._profile.rules(self._model, given, self._sites)
-            placement = place(self._model, (*rules, *own_rules(self._settings)), dtypes, self._sites, self._names)
+            own = own_rules(self._settings)
+            rules, notes = self._profile.rules(self._model, given, self._sites, own)
+            placement = place(self._model, (*rules, *own), dtypes, self._sites, self._names)
             details.append(f"{len(placement.quantized_sites())} of {len(placement.sites)} tensors quantized")
             for sentence in describe_obstructions(
                 self._model, self._profile.name, self._profile.target, refuse=self._settings.unsupported == "refuse"

@@ -29,12 +29,15 @@ from pipeline.quantsim.placement import PlacementRule
 from pipeline.quantsim.sites import Site
 
 
-def follow_quantize_static(model: DetachedModel, sites: Sequence[Site]) -> Iterator[PlacementRule]:
-    """What quantize_static rounds by default. A value that only moves elements goes with what it reads, and no other
-    tensors share an encoding. The bias of a normalization has 32 bits there, and stays in float here."""
+def follow_quantize_static(
+    model: DetachedModel, sites: Sequence[Site], left_out: Collection[str]
+) -> Iterator[PlacementRule]:
+    """What quantize_static rounds by default, with the nodes `left_out` as `nodes_to_exclude`. A value that only moves
+    elements goes with what it reads, and no other tensors share an encoding. The bias of a normalization has 32 bits
+    there, and stays in float here."""
     from onnxruntime.quantization.qdq_quantizer import QDQQuantTensorType  # as below
 
-    quantizer = _mark(model, sites)
+    quantizer = _mark(model, sites, left_out)
     marked = quantizer.tensors_to_quantize
     biases = {site.tensor for site in sites if site.role == "bias"}.intersection(quantizer.bias_to_quantize)
     joined = {site.tensor for site in sites if len(site.shares) > 1}
@@ -66,11 +69,12 @@ WEIGHT: Final = Precision(8, signed=True, symmetric=True)
 """Of a constant that is a weight to quantize_static and none here, such as the scale of a normalization."""
 
 
-def follow_tensorrt(model: DetachedModel, sites: Sequence[Site]) -> Iterator[PlacementRule]:
-    """What TensorRT's recommendations round."""
+def follow_tensorrt(model: DetachedModel, sites: Sequence[Site], left_out: Collection[str]) -> Iterator[PlacementRule]:
+    """What TensorRT's recommendations round, without the nodes `left_out`."""
     index = model.index
-    rounded = {name for node in index.nodes if node.op_type in PRODUCTS for name in node.input[:2]}
-    for node in index.nodes:
+    nodes = [node for node in index.nodes if known_as(node) not in left_out]
+    rounded = {name for node in nodes if node.op_type in PRODUCTS for name in node.input[:2]}
+    for node in nodes:
         if node.op_type == "Add" and index.constants.keys().isdisjoint(node.input):
             products = [_is_product(name, index) for name in node.input]
             if all(products):
@@ -128,8 +132,8 @@ def _leave(
     return PlacementRule(name, FLOAT, FLOAT, left, reason=reason, apart=frozenset(alone))
 
 
-def _mark(model: DetachedModel, sites: Sequence[Site]) -> Any:
-    """onnxruntime's quantizer after it has gone through all nodes."""
+def _mark(model: DetachedModel, sites: Sequence[Site], left_out: Collection[str]) -> Any:
+    """onnxruntime's quantizer after it has gone through all nodes but those `left_out`."""
     from onnxruntime.quantization import CalibrationMethod, QuantType  # a tenth of a second, which tables do without
     from onnxruntime.quantization.calibrate import TensorData, TensorsData
     from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
@@ -152,7 +156,7 @@ def _mark(model: DetachedModel, sites: Sequence[Site]) -> Any:
     with _without_warnings():
         quantizer = QDQQuantizer(proto, True, False, QuantType.QInt8, QuantType.QUInt8, ranges, [], [], operators, {})
         for node in quantizer.model.nodes():
-            if not quantizer.should_quantize_node(node):
+            if known_as(node) in left_out or not quantizer.should_quantize_node(node):
                 continue
             try:
                 CreateQDQQuantizer(quantizer, node).quantize()

@@ -262,7 +262,7 @@ def test_what_is_in_functions_is_quantized(folder: Path) -> None:
     """A call is one operator that no target knows, and would stay in float."""
     text = """<ir_version: 8, opset_import: ["": 17, "own": 1]>
         g (float[2, 4] x) => (float[2, 4] y) { a = own.layer(x, w) y = own.layer(a, w) }
-        <domain: "own", opset_import: ["": 17]> layer (p, q) => (r) { m = MatMul(p, q) r = Relu(m) }"""
+        <domain: "own", opset_import: ["": 17]> layer (p, q) => (r) { m = MatMul(p, q) r = Sigmoid(m) }"""
     model = onnx.parser.parse_model(text)
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32) / 3, "w"))
     result = onnxline.to_int8(model)

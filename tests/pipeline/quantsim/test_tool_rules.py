@@ -188,3 +188,28 @@ def test_a_stack_of_matrices_runs_with_optimizations() -> None:
         for each in (insert_qdq(model, encode(placement, ranges, model)), model)
     )
     assert np.abs(quantized - floats).max() < np.abs(floats).max() / 10
+
+
+@pytest.mark.parametrize("name", ["first", "second"])
+@pytest.mark.parametrize("made_by", ["Exp(x)", "Relu(x)", "Add(x, x)", "Softmax(x)"])
+def test_what_nodes_in_float_alone_read_stays_in_float(made_by: str, name: str, tmp_path: Path) -> None:
+    """As onnxruntime's quantizer does with `nodes_to_exclude`: what makes the value may ask for it too."""
+    source = model(f"a = {made_by} b = Exp(x) y = MatMul(a, b)")
+    source.proto.graph.node[-1].name = "second"
+    source.proto.graph.node[0].name = "first"
+    onnx.save(attach(source), tmp_path / "model.onnx")
+    quantize_static(tmp_path / "model.onnx", tmp_path / "q.onnx", Samples(), nodes_to_exclude=[name])
+    nodes = onnx.load(tmp_path / "q.onnx").graph.node
+    theirs = {node.input[0] for node in nodes if node.op_type == "QuantizeLinear"}
+    in_float = {"weights": "float", "activations": "float"}
+    config = QuantSimConfig.model_validate({"profile": "ort-cpu", "rules": {f"node:{name}": in_float}})
+    ours = place(source, rules_of(config, source)).formats().keys()
+    read = {"a", "b"} if name == "second" else {"x", "b"}
+    assert ours & read == theirs & read
+
+
+def test_tensorrt_leaves_in_float_what_a_product_in_float_reads() -> None:
+    source = model("a = Exp(x) b = Tanh(x) m = MatMul(a, square) y = MatMul(b, square)")
+    rules = {"node:m": {"weights": "float", "activations": "float"}}
+    config = QuantSimConfig.model_validate({"profile": "tensorrt", "rules": rules})
+    assert place(source, rules_of(config, source)).formats().keys() == {"b"}
