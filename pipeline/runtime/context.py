@@ -141,6 +141,7 @@ class Context(ProcessBound):
             UsageError, DataError, InternalError: as `run`.
         """
         steps = {step.index: at for at, step in enumerate(self._steps)}
+        self.states.order.enter()
         given = self._accept(feed)
         begun = 0  # the steps that began, and may have written to states
         try:

@@ -146,20 +146,25 @@ class PointedSlot:
 
     def accept(self, given: Given) -> torch.Tensor:
         held = self._held
-        if held is not None and given is held and held.data_ptr() == self._address and held.shape == self._shape:
+        if held is not None and given is held and held.data_ptr() == self._address and self._has_form(held):
             return held
         if type(given) in PLAIN and self._is_shown_as_it_is(given):  # type: ignore[arg-type]
             return given  # type: ignore[return-value]
         accepted = accept_tensor(self._entry, given, self._device)
         return self._device.copy_in(self._device.as_source(accepted), self._entry.strides)
 
-    def _is_shown_as_it_is(self, tensor: torch.Tensor) -> bool:
+    def _has_form(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has the shape and the strides of the entry; its owner may change both in place."""
         strides = self._entry.strides
+        return tensor.shape == self._shape and (
+            tensor.is_contiguous() if strides is None else tensor.stride() == strides
+        )
+
+    def _is_shown_as_it_is(self, tensor: torch.Tensor) -> bool:
         return (
             tensor.dtype is self._dtype
-            and tensor.shape == self._shape
+            and self._has_form(tensor)
             and self._is_here(tensor)
-            and (tensor.is_contiguous() if strides is None else tensor.stride() == strides)
             and not tensor.is_conj()
             and not tensor.is_neg()
             and not is_functional(tensor)

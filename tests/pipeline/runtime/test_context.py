@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -13,8 +15,10 @@ import torch
 from pipeline.errors import InternalError, UsageError
 from pipeline.ir.graph import TensorSpec
 from pipeline.ops import GraphBuilder
+from pipeline.planning import FeedEntry
 from pipeline.runtime import CompiledProgram, compile_graph
-from pipeline.runtime.feeding import operands
+from pipeline.runtime.devices import CPU
+from pipeline.runtime.feeding import PointedSlot, SlotPointer, operands
 from tests.support.torch_programs import compile_module
 
 LARGE = TensorSpec((128, 256), "float32")
@@ -45,6 +49,27 @@ def test_each_run_reads_what_it_was_given(spec: TensorSpec) -> None:
         assert torch.equal(found["negative"], -x.t())
 
 
+CHANGES: dict[str, Callable[[torch.Tensor], object]] = {
+    "its elements": lambda w: w.mul_(2),
+    "its memory": lambda w: w.set_(torch.randn(4, 4)),  # type: ignore[call-overload]
+    "its axes": lambda w: w.t_(),
+    "its place": lambda w: w.set_(w.untyped_storage(), 4, (4, 4)),  # type: ignore[call-overload]
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_weight_that_its_owner_changes_is_read_as_it_is_then(change: str) -> None:
+    program, x, w = sum_and_transpose(TensorSpec((4, 4), "float32")), torch.zeros(4, 4), torch.randn(5, 4)[:4]
+    for _ in range(3):
+        assert torch.equal(program.run({"x": x, "w": w})["total"], w)
+        is_shown = w.data_ptr() in {slot.data_ptr() for slot in program.context._slots}
+        assert is_shown is w.is_contiguous(), "a weight is not copied, and stays"
+        CHANGES[change](w)
+    w.resize_(2, 4)
+    with pytest.raises(UsageError, match=r"input 'w' is float32\[2, 4\]"):
+        program.run({"x": x, "w": w})
+
+
 def test_an_output_that_shows_a_large_input_still_shows_it_after_the_run() -> None:
     builder = GraphBuilder("view")
     x = builder.input("x", LARGE)
@@ -54,6 +79,35 @@ def test_an_output_that_shows_a_large_input_still_shows_it_after_the_run() -> No
     program.run({"x": second}, copy=False)
     assert view.data_ptr() == first.data_ptr()
     assert torch.equal(view, first)
+
+
+def test_a_large_new_value_of_an_input_is_made_where_the_caller_has_it() -> None:
+    builder = GraphBuilder("cache")
+    cache = builder.input("cache", LARGE)
+    (after,) = builder.emit("aten.neg.default", [cache], [("after", LARGE)])
+    (y,) = builder.emit("aten.sum.default", [after], [("y", TensorSpec((), "float32"))])
+    program = compile_graph(replace(builder.build([y]), updates={cache: after}))
+    first, second = torch.randn(2, *LARGE.sizes)
+    found = [program.run_updating({"cache": x})[1]["cache"] for x in (first, second)]
+    assert torch.equal(torch.stack(found), -torch.stack([first, second]))
+    assert [*program.context._large] == [after], "the one value that a run writes to new memory"
+
+
+def test_a_slot_that_was_half_pointed_at_a_tensor_is_pointed_anew() -> None:
+    """A part of it refuses to move; the tensor that was held before is shown again by the next run that brings it."""
+    entry, home = FeedEntry("w", TensorSpec((3,), "float32"), None), torch.zeros(3)
+    shown, elsewhere = home.detach(), torch.zeros(3, device="meta")
+    pointer = SlotPointer(home, [shown])
+    slot = PointedSlot(entry, CPU, pointer, stays=True)
+    first, second = torch.ones(3), torch.full((3,), 2.0)
+    slot.write(slot.accept(first))
+    pointer._shown.append((elsewhere, 0, elsewhere.size(), elsewhere.stride()))
+    with pytest.raises(RuntimeError, match="storage on different device"):
+        slot.write(slot.accept(second))
+    assert shown.tolist() == [2, 2, 2]
+    pointer._shown.pop()
+    slot.write(slot.accept(first))
+    assert shown.tolist() == [1, 1, 1]
 
 
 def test_a_large_feed_and_a_large_output_are_not_kept_alive() -> None:

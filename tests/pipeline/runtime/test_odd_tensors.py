@@ -67,6 +67,12 @@ def as_fake(x: torch.Tensor) -> torch.Tensor:
         return mode.from_tensor(x)
 
 
+def test_a_flag_that_says_negated_is_read(sine: Sine) -> None:
+    """As of the imaginary part of a conjugate: the memory holds the other sign."""
+    x = example(sine)
+    torch.testing.assert_close(sine(torch._neg_view(x)), -torch.sin(x))
+
+
 ODD: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
     "fake": (as_fake, "is a fake tensor"),
     "sparse": (torch.Tensor.to_sparse, r"of the layout torch\.sparse_coo; expected a dense one"),

@@ -17,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import InternalError, SourceError, Unsupported, UsageError
-from pipeline.ir.graph import Graph, TensorSpec
+from pipeline.ir.graph import Attr, Graph, TensorSpec
 from pipeline.ops import GraphBuilder
-from pipeline.runtime import CompiledProgram, compile_graph
+from pipeline.runtime import CompiledProgram, RecordingDevice, compile_graph
 from pipeline.runtime.context import Context
+from pipeline.runtime.devices import Device
 from pipeline.runtime.program import BoundProgram
 from tests.support.planning_graphs import Stored, graphs
 
@@ -293,6 +294,28 @@ def test_runs_allocate_no_outputs() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 100_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "attrs"),
+    [
+        ("aten.reshape.default", (1 << 14, 2), {"shape": (1 << 14, 2)}),
+        ("aten.permute.default", (1 << 14, 2), {"dims": (1, 0)}),
+        ("aten.permute.default", (2, 1 << 14), {"dims": (0, 1)}),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", RecordingDevice(2**20)], ids=str)
+def test_a_large_output_may_be_a_view_of_what_is_computed(
+    kind: str, shape: tuple[int, ...], attrs: dict[str, Attr], device: Device | str
+) -> None:
+    spec, seen = TensorSpec((2, 1 << 14), "float32"), TensorSpec(shape, "float32")
+    builder = GraphBuilder("view")
+    (y,) = builder.emit("aten.neg.default", [builder.input("x", spec)], [("y", spec)])
+    program = compile_graph(builder.build(builder.emit(kind, [y], [("z", seen)], attrs)), device=device)
+    xs = torch.randn(2, *spec.sizes)
+    found = [program.run({"x": x})["z"] for x in xs]
+    for x, z in zip(xs, found, strict=True):
+        assert torch.equal(z, -x.reshape(shape) if "reshape" in kind else -x.permute(attrs["dims"]))  # type: ignore[arg-type]
 
 
 def test_a_large_output_is_made_where_the_caller_has_it() -> None:

@@ -68,11 +68,11 @@ def test_two_states_change_places() -> None:
 
 
 def set_to_constant() -> tuple[Graph, int]:
-    """y = x + s, then s = [1, 2], which is a constant; and the vid of that."""
+    """y = x + s, with s as a further output, then s = [1, 2], which is a constant; and the vid of that."""
     builder, pair = GraphBuilder("reset"), TensorSpec((2,), "float32")
     x, once = builder.input("x", pair), builder.const("once", pair, None)
     state = builder.state("s", pair)
-    graph = builder.build(builder.emit("aten.add.Tensor", [x, state], [("y", pair)]))
+    graph = builder.build([*builder.emit("aten.add.Tensor", [x, state], [("y", pair)]), state])
     return replace(graph, updates={state: once}), once
 
 
@@ -88,6 +88,9 @@ def test_a_state_is_set_to_a_constant_which_stays(device: Device | str) -> None:
         assert [run(feed)["y"].tolist() for _ in range(3)] == [[6, 6], [2, 3], [2, 3]]
         program.give_states({"s": torch.zeros(2)})
         assert [run(feed)["y"].tolist() for _ in range(2)] == [[1, 1], [2, 3]]
+        program.reset_states()
+        found = [{key: value.tolist() for key, value in run(feed, copy=False).items()} for _ in range(2)]
+        assert found == [{"y": [6, 6], "s": [5, 5]}, {"y": [2, 3], "s": [1, 2]}], "the value before the run"
 
 
 def test_a_constant_that_a_run_would_change_is_refused() -> None:
