@@ -102,8 +102,11 @@ def open_context(
     limit = worker_memory(memory_gib)
     with (
         tempfile.TemporaryDirectory(prefix="onnxline-", dir=folder) as path,
-        Worker(timeout_s, limit, ("onnxoptimizer",)) as worker,
-        Worker(max(timeout_s, PROOF_S), limit, ("passes.proof.runs", "passes.weights.sessions")) as proofs,
+        tempfile.TemporaryDirectory(prefix="onnxline-workers-", ignore_cleanup_errors=True) as files,
+        Worker(timeout_s, limit, ("onnxoptimizer",), folder=files) as worker,
+        Worker(
+            max(timeout_s, PROOF_S), limit, ("passes.proof.runs", "passes.weights.sessions"), folder=files
+        ) as proofs,
         Worker(timeout_s, limit, USER_CODE, alone=True) as user_code,
     ):
         try:

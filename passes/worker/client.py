@@ -78,6 +78,8 @@ class Worker:
         cores: indices of the cores that it and its children run on, one thread each; none: any core, and one thread.
         alone: each call has a process of its own, and nothing of it is left for the next call; for code of the user's.
             Such a call is no generator, and keeps no worker state.
+        folder: where its temporary files go, which a process that is killed cannot remove; where those of our process
+            go by default, or for `alone` a folder of its own.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Worker:
         cores: Collection[int] = (),
         *,
         alone: bool = False,
+        folder: str = "",
     ) -> None:
         self.timeout_s = timeout_s
         self.memory_bytes = memory_bytes
@@ -100,6 +103,7 @@ class Worker:
         """Open as long as our process lives; the worker process ends when the lifeline closes, even inside native
         code."""
         self._stderr: IO[bytes] | None = None
+        self._files = folder
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.generation = 0
         """The number of processes started so far; a new process has nothing that was sent to an earlier one."""
@@ -291,9 +295,10 @@ class Worker:
         numbers = (*handles, self.memory_bytes, int(self.alone and CAN_FORK))
         command = [sys.executable, OWN_NAMES, WORKER, *map(str, numbers), *self.preload]
         environment = _environment(os.environ, max(1, len(self.cores)))
-        if self.alone:  # the files of its forks; a process that is killed cannot remove them
+        if self.alone:  # the files of its forks
             self._folder = tempfile.TemporaryDirectory(prefix="onnxline-forks-", ignore_cleanup_errors=True)
-            environment["TMPDIR"] = self._folder.name
+        if files := self._folder.name if self._folder else self._files:
+            environment["TMPDIR"] = files
         if starts_by_fork() and not (self.alone or self.cores):
             limit = self.memory_bytes and self.memory_bytes + data_bytes()
             work = partial(run_server, *handles, limit, self.preload)

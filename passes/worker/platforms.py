@@ -15,6 +15,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing import connection
@@ -240,6 +241,7 @@ def fork_process(
         os.close(is_ready)
         gc.freeze()  # what our owner has left is not finalized here
         os.environ.update(environment)
+        tempfile.tempdir = None  # it is asked of the environment again
         _set_allocator(environment)
         for number in stops:
             signal.signal(number, signal.SIG_DFL)

@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -24,7 +25,7 @@ from passes.worker.client import Worker
 from passes.worker.platforms import CAN_FORK
 from tests.support import worker_faults as faults
 from tests.support.onnx_models import attention, matrix, model_of
-from tests.support.processes import still_running
+from tests.support.processes import run_forked, still_running
 
 
 @pytest.mark.parametrize(
@@ -365,3 +366,26 @@ def test_a_run_survives_that_its_proofs_are_killed_at_random_moments(seed: int) 
     assert not run.reverted
     assert [one.kept for one in run.structures] == [True]
     assert run.power.margin > 1
+
+
+def test_what_a_killed_worker_leaves_goes_with_its_context() -> None:
+    with open_context() as context:
+        left = [Path(worker.call(tempfile.mkdtemp)) for worker in (context.worker, context.proofs)]
+        assert all(path.is_dir() and path.parent != context.folder for path in left)  # user code is shown that folder
+    assert not [path for path in left if path.exists()]
+
+
+FORKS = """
+import sys, tempfile
+from passes.worker.platforms import fork_process
+
+tempfile.gettempdir()
+with tempfile.TemporaryFile() as output:
+    fork_process(lambda: print(tempfile.gettempdir()), (), {"TMPDIR": sys.argv[1]}, output).wait()
+    output.seek(0)
+    print(output.read().decode())
+"""
+
+
+def test_a_worker_that_is_a_fork_has_the_folder_of_its_environment(tmp_path: Path) -> None:
+    assert run_forked("-c", FORKS, tmp_path).stdout.split() == [str(tmp_path)]
