@@ -1,14 +1,20 @@
-"""Words of messages: the nearest name to one that is not there, a number with its noun, sizes and times with units."""
+"""What users write and read: names and globs, the nearest name to one that is not there, numbers with their nouns."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 UNITS: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def is_named(name: str, pattern: str) -> bool:
+    """Whether `pattern`, a name or a glob, means `name`; a name such as `scale[0]` means itself, too."""
+    return name == pattern or fnmatchcase(name, pattern)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

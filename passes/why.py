@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -20,7 +19,7 @@ from passes.graph.op_facts import op_name
 from passes.graph.traversal import bodies_in
 from passes.load import load_model, to_path
 from passes.provenance import ModulePath, annotations_of, form_of, known_as, module_path_of, part_of
-from passes.suggest import nearest_names, plural
+from passes.suggest import is_named, nearest_names, plural
 from passes.visible import Table, TableResult, visible_line
 from passes.weights.detached import DetachedModel
 
@@ -173,7 +172,7 @@ def why_weights(model: onnx.ModelProto | DetachedModel | str | Path, name: str) 
     nodes = _Nodes(_proto_of(model))
     stored = nodes.stored
     tensors = [tensor for tensor in stored if tensor.name == name] or [
-        tensor for tensor in stored if fnmatchcase(tensor.name, name)
+        tensor for tensor in stored if is_named(tensor.name, name)
     ]
     return tuple(map(nodes.weight_origin, tensors))
 
@@ -227,11 +226,11 @@ class _Nodes:
     def meant_by(self, name: str) -> list[tuple[NodeProto, tuple[str, ...]]]:
         kind, _, wanted = name.partition(":")
         if kind == "op":
-            return [pair for pair in self._all if fnmatchcase(pair[0].op_type, wanted)]
+            return [pair for pair in self._all if is_named(pair[0].op_type, wanted)]
         if kind == "module":
-            return [pair for pair in self._all if any(fnmatchcase(path, wanted) for path in _paths(pair[0]))]
+            return [pair for pair in self._all if any(is_named(path, wanted) for path in _paths(pair[0]))]
         exact = [pair for pair in self._all if name in _handles(pair[0])]
-        return exact or [pair for pair in self._all if any(fnmatchcase(handle, name) for handle in _handles(pair[0]))]
+        return exact or [pair for pair in self._all if any(is_named(handle, name) for handle in _handles(pair[0]))]
 
     def has(self, name: str) -> bool:
         return any(name == known_as(node) for node, _ in self._all)

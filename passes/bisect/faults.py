@@ -10,6 +10,7 @@ from typing import Self
 from passes.errors import PolicyError, StepFailed, check_type
 from passes.policy.policy import unknown_structure
 from passes.structures import Instance, structure_of
+from passes.visible import visible_line
 from passes.weights.detached import DetachedModel
 
 
@@ -139,8 +140,8 @@ class Loss(Fault):
         result = structure.find(source)
         if not result.instances:
             raise PolicyError(
-                f"--lost: {kind} matches nothing in this model, which has {result.instead}; "
-                "so no pass can lose it: name a structure that the model has"
+                visible_line(f"--lost: {kind} matches nothing in this model, which has {result.instead}; ")
+                + "so no pass can lose it: name a structure that the model has"
             )
         return cls(kind, result.instances)
 

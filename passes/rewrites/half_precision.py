@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import ClassVar, Final
 
 import ml_dtypes
@@ -38,7 +37,7 @@ from passes.proof.precision import (
 from passes.rewrites.rewriter import Rewriter
 from passes.step import PassResult, Relation, Step
 from passes.structures.view import GraphView
-from passes.suggest import join_first, nearest, plural
+from passes.suggest import is_named, join_first, nearest, plural
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import portable, why_not_run
 
@@ -149,7 +148,7 @@ def refuse_unknown(name: str, keep: Sequence[str], model: DetachedModel) -> None
     """
     known = {text for node in model.proto.graph.node for text in (node.name, node.op_type)}
     for entry in keep:
-        if not any(fnmatchcase(text, entry) for text in known):
+        if not any(is_named(text, entry) for text in known):
             raise PolicyError(f"{name}: keep: the model has no node or operator {entry!r}{nearest(entry, known)}")
 
 
@@ -186,7 +185,7 @@ class _HalfConverter:
     def keep_by(self, entries: Sequence[str]) -> None:
         for position in sorted(self.chosen):
             node = self.index.own[position]
-            if any(fnmatchcase(text, entry) for entry in entries for text in (node.name, node.op_type)):
+            if any(is_named(text, entry) for entry in entries for text in (node.name, node.op_type)):
                 self._keep(position, "keep names it")
 
     def keep_out_of_range(self, ranges: Mapping[str, ValueRange]) -> bool:

@@ -23,6 +23,7 @@ from passes.structures import Instance, SearchResult, structure_of
 from passes.structures.core_check import find_lost_cores
 from passes.structures.types import PinSite
 from passes.structures.view import GraphView
+from passes.visible import visible_line
 from passes.weights.detached import DetachedModel
 
 Lost = Mapping[tuple[str, str], str]
@@ -189,7 +190,7 @@ def refuse_unmatched(
 
 def _nothing_to_keep(kind: str, found: SearchResult) -> str:
     remedy = f"{found.remedy}, or " if found.remedy else ""
-    return (
+    return visible_line(
         f"keep: {kind} matches nothing in this model, which has {found.instead}; "
         f"{remedy}write {kind + '?'!r} to keep it where it is"
     )

@@ -6,7 +6,6 @@ module begins and ends.
 
 from __future__ import annotations
 
-import fnmatch
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
@@ -18,7 +17,7 @@ from passes.graph.op_facts import PASSING_OPS
 from passes.structures.candidates import Candidate, instances_of, pins_at
 from passes.structures.types import Boundary, Crossing, Instance, PinSite, SearchResult
 from passes.structures.view import GraphView, modules_of
-from passes.suggest import ELLIPSIS, join_first, nearest
+from passes.suggest import ELLIPSIS, is_named, join_first, nearest
 
 SHOWN: Final = 6
 """How many names of other nodes or modules a message lists."""
@@ -26,7 +25,7 @@ SHOWN: Final = 6
 
 def find_nodes(view: GraphView, kind: str, pattern: str, label: Callable[[NodeProto], str]) -> SearchResult:
     """The nodes whose `label` matches the glob `pattern`, each as one structure."""
-    chosen = [node for node in view.nodes if label(node) and fnmatch.fnmatchcase(label(node), pattern)]
+    chosen = [node for node in view.nodes if label(node) and is_named(label(node), pattern)]
     singles = (
         Candidate(node, (node,), (*node.input, *node.output), name=node.name or node.output[0]) for node in chosen
     )
@@ -58,7 +57,7 @@ def find_modules(view: GraphView, kind: str, pattern: str) -> SearchResult:
             inside.setdefault(path, []).append(node)
     instances = []
     for path, nodes in inside.items():
-        boundary = _boundary_of(view, nodes) if fnmatch.fnmatchcase(path, pattern) else None
+        boundary = _boundary_of(view, nodes) if is_named(path, pattern) else None
         if boundary is not None:
             instances.append(Instance(kind, path, path, (), _pin_sites(view, boundary), boundary=boundary))
     return SearchResult(tuple(instances), "" if instances else _other_modules(list(inside), pattern))
@@ -67,7 +66,7 @@ def find_modules(view: GraphView, kind: str, pattern: str) -> SearchResult:
 def _other_modules(paths: list[str], pattern: str) -> str:
     if not paths:
         return "no torch module paths (torch's exporter writes them with dynamo=True, as pkg.torch.onnx.name_scopes)"
-    if any(fnmatch.fnmatchcase(path, pattern) for path in paths):
+    if any(is_named(path, pattern) for path in paths):
         return "such a module, but it computes nothing from data"
     listed = [path for path in paths if "." not in path] or paths
     return f"the modules {', '.join(listed[:SHOWN])}{' …' if len(paths) > SHOWN else ''}{nearest(pattern, paths)}"

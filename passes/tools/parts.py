@@ -7,7 +7,6 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +27,7 @@ from passes.proof.numbers import Errors
 from passes.provenance.annotations import known_as, module_path_of
 from passes.rewrites.interface import cut_out
 from passes.rewrites.merge import join_models, pairs_of
-from passes.suggest import nearest, plural
+from passes.suggest import is_named, nearest, plural
 from passes.tools.chain import UNPROVEN, prove_chain
 from passes.visible import Table, TableResult
 from passes.weights.detached import DetachedModel, attach, open_model
@@ -266,7 +265,7 @@ def _modules_of(index: GraphIndex, glob: str) -> list[str]:
         path = module_path_of(node)
         paths = path.paths if path is not None else ()
         known |= dict.fromkeys(paths)
-        labels.append(next((name for name in paths if name and fnmatchcase(name, glob)), ""))
+        labels.append(next((name for name in paths if name and is_named(name, glob)), ""))
     if not any(labels):
         raise PolicyError(f"split: no torch module of this model is {glob!r}{nearest(glob, known)}")
     return labels

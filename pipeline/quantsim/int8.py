@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, get_args
 
@@ -23,7 +22,7 @@ from passes.optimize import optimize, read_source
 from passes.policy.policy import check_lists
 from passes.proof.draws import InputSampler
 from passes.run.result import PassRow, Status
-from passes.suggest import bytes_text, join_first, plural
+from passes.suggest import bytes_text, is_named, join_first, plural
 from passes.visible import Table, TableResult
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.files import save, write_errors
@@ -277,7 +276,7 @@ def _find_rules(keep: Sequence[str], model: DetachedModel) -> dict[str, FormatsC
             continue
         refuse_unknown("to-int8", [entry], whole)
         for kind, names in (("op", {node.op_type for node in nodes}), ("node", {node.name for node in nodes})):
-            selectors += [f"{kind}:{entry}"] * any(fnmatchcase(name, entry) for name in names)
+            selectors += [f"{kind}:{entry}"] * any(is_named(name, entry) for name in names)
     return {selector: FormatsConfig(weights=FLOAT, activations=FLOAT) for selector in selectors}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Final
 
 import numpy as np
@@ -14,7 +13,7 @@ from passes.encodings.encoding import BIAS
 from passes.structures import STRUCTURES
 from passes.structures.adapters import find_adapted
 from passes.structures.view import GraphView
-from passes.suggest import nearest, plural
+from passes.suggest import is_named, nearest, plural
 from passes.weights.detached import DetachedModel
 from pipeline.config import KEYS, OptionNames
 from pipeline.config.quantsim import FLOAT, Precision
@@ -365,7 +364,7 @@ def find_matches(rule: PlacementRule, sites: Iterable[Site], model: DetachedMode
     if not colon:
         return _structure_tensors(rule.selector, model)
     names_of = SELECTORS[kind]
-    return frozenset(site.tensor for site in sites if any(fnmatchcase(name, pattern) for name in names_of(site)))
+    return frozenset(site.tensor for site in sites if any(is_named(name, pattern) for name in names_of(site)))
 
 
 def _spare_inputs(

@@ -8,14 +8,13 @@ node of an ONNX file names, since no step makes modules.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 
 import onnx
 
 from passes.graph.traversal import every_node
 from passes.load import load_model
 from passes.provenance.annotations import module_path_of
-from passes.suggest import nearest
+from passes.suggest import is_named, nearest
 from pipeline.config import QuantSimConfig, RunConfig, locate
 from pipeline.errors import UsageError
 from pipeline.quantsim.placement import refuse_selector
@@ -51,7 +50,7 @@ def check_rules(config: RunConfig) -> None:
 
 
 def _matches(pattern: str, names: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for name in names)
+    return any(is_named(name, pattern) for name in names)
 
 
 def _operators() -> set[str]:

@@ -10,7 +10,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +19,7 @@ import numpy as np
 from passes.errors import OnnxlineError, StepFailed
 from passes.proof.numbers import Errors, compare
 from passes.proof.prover import Reference, worst_errors
-from passes.suggest import plural
+from passes.suggest import is_named, plural
 from passes.weights.detached import read_model
 from passes.weights.sessions import lacks_kernel
 from pipeline.config import RunConfig
@@ -309,6 +308,6 @@ def find_trainable(path: Path, digests: frozenset[str], globs: Sequence[str]) ->
     return frozenset(
         tensor.name
         for tensor in model.proto.graph.initializer
-        if any(fnmatchcase(tensor.name, glob) for glob in globs)
+        if any(is_named(tensor.name, glob) for glob in globs)
         or (digests and key_of_parameter(tensor, model.digest(tensor)) in digests)
     )

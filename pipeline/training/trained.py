@@ -16,7 +16,6 @@ Statistics of a BatchNormalization and values that decide shapes are not trained
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Final
 
 import onnx
@@ -24,7 +23,7 @@ import onnx
 from passes.graph.index import producers_of
 from passes.graph.op_facts import SIZES
 from passes.graph.traversal import walk
-from passes.suggest import nearest
+from passes.suggest import is_named, nearest
 from pipeline.errors import UsageError
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ops.aten import views
@@ -42,7 +41,7 @@ def find_trained(graph: Graph, chosen: Sequence[str] | None, *, by_readers: bool
     names = {vid: found for vid, found in graph.weight_names().items() if _is_float(graph.values[vid])}
     if chosen is not None:
         matched = {
-            glob: {vid for vid, own in names.items() if any(fnmatchcase(name, glob) for name in own)} for glob in chosen
+            glob: {vid for vid, own in names.items() if any(is_named(name, glob) for name in own)} for glob in chosen
         }
         for glob in chosen:
             if not matched[glob]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from passes.suggest import bytes_text, milliseconds_text, with_article
+from passes.suggest import bytes_text, is_named, milliseconds_text, with_article
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,12 @@ def test_a_size_has_the_largest_unit_that_fits(count: int, text: str) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(0.00035, "0.35 ms"), (0.0999, "99.90 ms"), (1.4, "1400 ms")])
 def test_a_time_is_in_milliseconds(seconds: float, text: str) -> None:
     assert milliseconds_text(seconds) == text
+
+
+def test_a_name_with_the_letters_of_a_glob_means_itself() -> None:
+    names = ["layer[0]/q", "layer0/q", "layer1/q"]
+    assert [name for name in names if is_named(name, "layer[0]/q")] == ["layer[0]/q", "layer0/q"]
+    assert [name for name in names if is_named(name, "layer?/q")] == ["layer0/q", "layer1/q"]
 
 
 def test_an_article_goes_by_the_first_letter() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from passes.load import load_model
 from passes.load.nodes import KINDS, VALUE_FIELD, describe_node
 from passes.load.tensors import entry_of, file_in
 from passes.provenance.annotations import module_path_of
-from passes.suggest import nearest_names
+from passes.suggest import is_named, nearest_names
 from passes.weights.detached import inner_tensors
 from passes.weights.mapped import ExternalFiles, FileMaps, FileRange
 from passes.weights.stand_ins import inline
@@ -151,7 +150,7 @@ def read_initializers(
     """
     names = [proto.name for proto in graph.initializer]
     for pattern in trainable:
-        if pattern in names or any(fnmatchcase(name, pattern) for name in names):
+        if any(is_named(name, pattern) for name in names):
             continue
         near = nearest_names(pattern, names, 3)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {len(names)}, e.g. {names[:3]}"
@@ -167,7 +166,7 @@ def read_initializers(
             stored[name] = Stored(name, spec, ArrayPayload(array.astype(wide)), False, array.dtype.name)
             continue
         spec = TensorSpec(tuple(proto.dims), ir_dtype(proto.data_type, f"initializer {name!r}"))
-        learns = name in trainable or any(fnmatchcase(name, pattern) for pattern in trainable)
+        learns = any(is_named(name, pattern) for pattern in trainable)
         stored[name] = Stored(name, spec, payload_of(proto, files), learns)
     return stored
 

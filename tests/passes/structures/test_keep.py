@@ -7,6 +7,7 @@ import pytest
 
 import passes
 from passes import PolicyError
+from passes.bisect.faults import Loss
 from passes.catalog.listing import GALLERY, read_example
 from passes.context import PassContext
 from passes.graph.traversal import live_nodes
@@ -199,6 +200,13 @@ def test_chooses(entry: str, values: list[str]) -> None:
     assert names(found(entry, model())) == values
 
 
+@pytest.mark.parametrize("name", ["layer[0]/Softmax", "[a-z]", "what?", "two*", "[!x"])
+def test_the_name_of_a_node_means_the_node_whatever_letters_it_has(name: str) -> None:
+    made = model()
+    next(node for node in made.graph.node if node.op_type == "Softmax").name = name
+    assert names(found(f"node:{name}", made)) == ["e"]
+
+
 def test_both_ends_are_held_and_weights_are_named() -> None:
     (instance,) = found("op:MatMul", model())
     assert [site.tight.name for site in instance.pins] == ["a"]
@@ -219,6 +227,19 @@ def test_both_ends_are_held_and_weights_are_named() -> None:
 def test_a_choice_of_nothing_says_what_is_there(entry: str, words: str, context: PassContext) -> None:
     with pytest.raises(PolicyError, match=rf"keep: {entry} matches nothing in this model, .*{words}"):
         passes.optimize(model(), recipe=["nop"], keep=[entry], context=context)
+
+
+def test_names_in_that_message_begin_no_line(context: PassContext) -> None:
+    entry = "node:no\n::error::such"
+    made = model()
+    for node in made.graph.node:
+        node.name = f"{node.name}\n::error::name"
+    with pytest.raises(PolicyError, match="matches nothing in this model") as error:
+        passes.optimize(made, recipe=["nop"], keep=[entry], context=context)
+    assert "\n" not in str(error.value)
+    with pytest.raises(PolicyError, match="matches nothing in this model") as error:
+        Loss.of(entry, detached(made))
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("entry", ["opus:Softmax", "op:"])

@@ -142,6 +142,13 @@ def test_a_selector_without_a_name_is_no_node(tmp_path: Path) -> None:
     )
 
 
+def test_a_node_whose_name_has_brackets_is_meant_by_its_name() -> None:
+    model = attach(model_of("g (float[4, 4] x) => (float[4, 4] y) { y = MatMul(x, w) }", w=np.eye(4, dtype=np.float32)))
+    model.graph.node[0].name = "dense[0]/MatMul"
+    with pytest.raises(UsageError, match=r"3 tensors: the rule 'node:dense\[0\]/MatMul' says float"):
+        onnxline.to_int8(model, keep=["dense[0]/MatMul"])
+
+
 def test_an_encoding_that_is_missing_in_a_file(tmp_path: Path) -> None:
     model = write("plain", tmp_path)
     by_quantsim(model)
