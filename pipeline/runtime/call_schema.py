@@ -105,15 +105,23 @@ def _show(item: Attr) -> str:
 @cache
 def _arguments(kind: str) -> dict[str, Argument]:
     """Cached. An unknown operator raises, which `cache` does not keep: a module imported later may define it."""
-    return {argument.name: _read_argument(argument) for argument in find_operator(kind)._schema.arguments}
+    undefined = UNDEFINED if kind.startswith("aten._scaled_dot_product_") else ()
+    return {
+        argument.name: _read_argument(argument, may_be_none=argument.name in undefined)
+        for argument in find_operator(kind)._schema.arguments
+    }
 
 
-def _read_argument(argument: Any) -> Argument:
+UNDEFINED: Final = ("attn_bias", "cum_seq_q", "cum_seq_k")
+"""Declared as tensors in the gradients of torch's attention for CUDA, and left undefined where there are none."""
+
+
+def _read_argument(argument: Any, *, may_be_none: bool) -> Argument:
     whole = str(argument.real_type)
     type_, optional = _inner(whole, "Optional[")
     kind = SCHEMA_KINDS.get(type_, "tensors" if "Tensor" in type_ else "other")
     described = argument.name, kind, whole, not argument.has_default_value()
-    none = frozenset({type(None)}) if optional else frozenset()
+    none = frozenset({type(None)}) if optional or may_be_none else frozenset()
     part, is_list = _inner(type_, "List[")
     if not is_list:
         return Argument(*described, TYPES.get(type_, ANYTHING) | none, frozenset())

@@ -403,11 +403,13 @@ class MixedNorms(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        halves = HALVES.get(func.overloadpacket.__name__, 0)
-        if not halves or args[0].dtype not in (torch.bfloat16, torch.float16) or not _has_float32(args[halves:]):
+        name = func.overloadpacket.__name__
+        halves, saved = HALVES.get(name, 0), SAVED.get(name, ())
+        others = [arg for at, arg in enumerate(args) if at >= halves and at not in saved]
+        if not halves or args[0].dtype not in (torch.bfloat16, torch.float16) or not _has_float32(others):
             return func(*args, **kwargs)
-        result, *others = func(*(half.float() for half in args[:halves]), *args[halves:], **kwargs)
-        return None if result is None else result.to(args[0].dtype), *others
+        result, *more = func(*(half.float() for half in args[:halves]), *args[halves:], **kwargs)
+        return None if result is None else result.to(args[0].dtype), *more
 
 
 def _has_float32(args: Sequence[Any]) -> bool:
@@ -426,3 +428,10 @@ HALVES: Final[Mapping[str, int]] = {
     "_native_batch_norm_legit_no_training": 1,
 }
 """Operator → how many of its first operands are the input and its gradient, which may be of half precision."""
+
+SAVED: Final[Mapping[str, Sequence[int]]] = {
+    "native_group_norm_backward": (2, 3),
+    "native_layer_norm_backward": (3, 4),
+    "native_batch_norm_backward": (5, 6),
+}
+"""Gradient → its operands that the forward pass has saved: in float32 on CUDA, whatever the other operands are."""

@@ -13,6 +13,8 @@ from pipeline.errors import DataError, UsageError
 from pipeline.ir import Graph, InputRef, TensorSpec, TorchConst, from_text, to_text
 from pipeline.runtime import CheckedBuilder, compile_graph, compile_open_graph
 from pipeline.runtime.call_check import find_mismatch
+from pipeline.runtime.call_schema import _arguments, find_wrong_type
+from pipeline.runtime.operators import find_operator
 
 F23, F44, I23 = TensorSpec((2, 3), "float32"), TensorSpec((4, 4), "float32"), TensorSpec((2, 3), "int64")
 ROW = TensorSpec((3,), "float32")
@@ -249,6 +251,18 @@ def test_a_mistake_is_the_callers_where_it_is_made(emit: Emit, said: str) -> Non
     with pytest.raises(UsageError) as refused:
         emit(builder, x)
     assert str(refused.value).startswith(said)
+
+
+@pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
+def test_gradients_of_attention_for_cuda_take_what_torch_leaves_out(kernel: str) -> None:
+    """A step that is recorded on a card calls them without a bias, and without lengths of sequences."""
+    operator = f"aten._scaled_dot_product_{kernel}_attention_backward.default"
+    names = [argument.name for argument in find_operator(operator)._schema.arguments]
+    undefined = [name for name in names if name in ("attn_bias", "cum_seq_q", "cum_seq_k")]
+    assert undefined
+    known = _arguments(operator)
+    assert find_wrong_type(known, dict.fromkeys(undefined)) == ""
+    assert find_wrong_type(known, {"query": None}) == "the argument 'query' is None; expected Tensor"
 
 
 def test_what_the_data_decide_is_said_of_the_feed() -> None:

@@ -7,16 +7,19 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import SGD
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.errors import Unsupported
 from pipeline.training import TrainProgram, record_step
-from pipeline.training.frozen_numbers import CallLog, RandomGuard, RefusedCalls
+from pipeline.training.frozen_numbers import CallLog, MixedNorms, RandomGuard, RefusedCalls
 from tests.pipeline.training.steps import LOSS, MODELS, mlp
 
 X, LABEL = MODELS["mlp"].batch(0)
@@ -207,3 +210,20 @@ def test_a_constant_without_plain_numbers_is_known_by_its_form() -> None:
     texts = [text for call in log.calls for text in call]
     assert "torch.float32[2]" in texts
     assert "torch.float32[2, 2]" in texts
+
+
+@pytest.mark.parametrize(("weights", "computed"), [(torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32)])
+def test_statistics_in_float32_alone_mix_no_norm(weights: torch.dtype, computed: torch.dtype) -> None:
+    """CUDA has them for a module in bfloat16, and its kernels take them with operands of one dtype only."""
+    found = list[torch.dtype]()
+
+    class Log(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found.extend([args[0].dtype] if "norm" in str(func) else [])
+            return func(*args, **(kwargs or {}))
+
+    rows, weight, saved = torch.ones(2, 4).bfloat16(), torch.ones(4, dtype=weights), torch.ones(2, 1)
+    with FakeTensorMode(allow_non_fake_inputs=True), Log(), MixedNorms():
+        given = (rows, rows, [4], saved, saved, weight, weight, [True] * 3)
+        torch.ops.aten.native_layer_norm_backward.default(*given)
+    assert found == [computed]
