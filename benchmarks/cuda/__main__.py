@@ -5,7 +5,8 @@
 Writes FOLDER/results.json after each row, and FOLDER/rows.md, a table for benchmarks/RESULTS.md with the name of the
 card: two files, since some machines give back few. A row that this card has measured with these sources, by FOLDER or
 by benchmarks/cuda/results, is not run again, and one that failed there comes after the others. A row that is ended
-keeps the figures that it had by then. Why a row failed is printed, and results.json has the traces.
+or fails keeps the figures that it had by then. Why a row failed is printed, and results.json has the traces. SIGTERM
+ends the row that is measured, writes its figures, and begins no other row.
 
 While a row is measured, the process of the next one imports what it needs, and then waits for its turn.
 
@@ -29,11 +30,11 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 FOLDER = Path(__file__).with_name("results")
 
@@ -55,7 +56,7 @@ AT_ONCE = 6
 """Checks and warm-ups at a time."""
 
 COMPILERS = 4
-"""Processes of torch.compile for each warm-up; torch itself would take one for each core."""
+"""Processes of torch.compile for each row. torch itself would start one for each core, just before it is measured."""
 
 CACHE = Path(tempfile.gettempdir()) / "onnxline-cuda-inductor"
 
@@ -67,6 +68,20 @@ SAID = 300
 
 KILL_S = 5
 """Seconds for a process to be gone after it was killed."""
+
+POLL_S = 0.02
+"""Seconds between two looks at whether a row has ended."""
+
+
+@dataclass
+class RunEnd:
+    """A flag and no Event, whose lock a handler of a signal could find held by its own thread."""
+
+    is_asked: bool = False
+    """Whether somebody has asked the run to end."""
+
+
+END: Final = RunEnd()
 
 
 def main() -> int:
@@ -85,20 +100,37 @@ def main() -> int:
         if sys.stdin.readline():  # at its end there is no run any more
             print(json.dumps(run_row(options.one, dry=options.dry, warms=options.warm)), flush=True)
         os._exit(0)  # what compilers have started may wait for ever at the end of Python
+    END.is_asked = False
+    before = signal.signal(signal.SIGTERM, lambda *_: setattr(END, "is_asked", True))
+    try:
+        return run_rows(parser, options)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def run_rows(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Run the rows that are wanted and not measured yet; returns the exit code."""
     begun = time.monotonic()
     with ThreadPoolExecutor(1) as pool:
-        card = pool.submit(card_name, dry=options.dry)
+        named = pool.submit(card_name, dry=options.dry)
         from benchmarks.cuda.rows import ROWS  # which takes some of the minutes
 
     wanted = [name for name in options.rows.split(",") if name] or list(ROWS)
     if unknown := [name for name in wanted if name not in ROWS]:
         parser.error(f"no row {unknown[0]!r}; rows: {', '.join(ROWS)}")
-    options.out.mkdir(parents=True, exist_ok=True)
-    origin = {"card": card.result(), "sources": digest_of_sources()}
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out {options.out} is no folder to write to: {error}")
+    try:
+        origin = {"card": named.result(), "sources": digest_of_sources()}
+    except LookupError as error:
+        parser.error(str(error))
     results = read_results(FOLDER) | read_results(options.out)
     statuses = {name: found["status"] for name, found in results.items() if origin.items() <= found.items()}
     measured = [name for name in wanted if statuses.get(name) == "ran"]
-    print("".join(f"{name}: measured already\n" for name in measured), end="", flush=True)
+    for name in measured:
+        say(f"{name}: measured already")
     todo = [name for name in wanted if name not in statuses]
     todo += [name for name in wanted if name in statuses and name not in measured]
     checks = [name for name in todo if name.startswith("check-")]
@@ -106,6 +138,8 @@ def main() -> int:
     compiled = [name for name in todo if ROWS[name].is_compiled]
 
     def left(until_s: float) -> float:
+        if END.is_asked:
+            return 0.0
         return (until_s if not options.dry else options.minutes * 60) - (time.monotonic() - begun)
 
     def start(name: str, process: RowProcess | None = None) -> tuple[str, dict[str, Any] | None]:
@@ -118,7 +152,7 @@ def main() -> int:
     def warm_up(name: str) -> None:
         if left(WARM_UPS_S) >= ROW_EXIT_S:
             found = start_row(name, left(CHECKS_S), dry=options.dry, warms=True)
-            print(f"{name}: compiled in {found['seconds']:.1f} s{why_failed(found)}", flush=True)
+            say(f"{name}: compiled in {found['seconds']:.1f} s{why_failed(found)}")
 
     def start_figures(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any] | None]]:
         """One after the other; the process of each begins while the one before it is measured."""
@@ -147,18 +181,27 @@ def main() -> int:
     failed = 0
     for name, found in start_all():
         if found is None:
-            print(f"{name}: no time left", flush=True)
+            say(f"{name}: no time left")
             continue
         results[name] = {**found, **origin, "goal": ROWS[name].goal}
         failed += found["status"] != "ran"
-        print(f"{name}: {found['status']}, {found['seconds']:.1f} s{why_failed(found)}", flush=True)
         try:
             write_results(options.out, {name: results[name] for name in ROWS if name in results})
         except OSError as error:  # the other rows count all the same
-            print(f"{name}: its result is not written: {error}: {json.dumps(found)}", flush=True)
+            say(f"{name}: its result is not written: {error}: {json.dumps(found)}")
+        say(f"{name}: {found['status']}, {found['seconds']:.1f} s{why_failed(found)}")
     if failed:
-        print(f"{failed} rows failed; their traces are in {options.out / 'results.json'}", flush=True)
+        say(f"{failed} rows failed; their traces are in {options.out / 'results.json'}")
     return 1 if failed else 0
+
+
+def say(line: str) -> None:
+    """Print `line`. Where nobody reads any more, the run goes on, and prints nothing more."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def why_failed(found: Mapping[str, Any]) -> str:
@@ -241,18 +284,19 @@ class RowProcess:
         """The process of a row; see `start_row`."""
         command = [sys.executable, "-m", "benchmarks.cuda", "--one", name, *["--dry"] * dry, *["--warm"] * warms]
         variables = {"TORCHINDUCTOR_CACHE_DIR": str(CACHE), "TRITON_CACHE_DIR": str(CACHE / "triton")}
-        if warms:
-            variables["TORCHINDUCTOR_COMPILE_THREADS"] = str(COMPILERS)
-        return cls(command, variables)
+        return cls(command, {**variables, "TORCHINDUCTOR_COMPILE_THREADS": str(COMPILERS)})
 
     def finish(self, limit_s: float) -> tuple[int | None, str, str, float]:
-        """Let it work: exit code (None after the limit), stdout, stderr and seconds; see `end`."""
+        """Let it work: exit code (None after the limit, or if the run is to end), stdout, stderr and seconds; see
+        `end`."""
         begun = time.monotonic()
-        code: int | None = None
+        assert self._process.stdin is not None
         try:
-            with suppress(subprocess.TimeoutExpired):
-                self._process.communicate(b"\n", limit_s)
-                code = self._process.returncode
+            with suppress(OSError):  # it has ended before its turn
+                self._process.stdin.write(b"\n")
+                self._process.stdin.flush()
+            while (code := self._process.poll()) is None and not END.is_asked and time.monotonic() - begun < limit_s:
+                time.sleep(POLL_S)
         finally:
             texts = self.end()
         return code, *texts, time.monotonic() - begun
@@ -266,7 +310,8 @@ class RowProcess:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(KILL_S)  # a process in the driver may not end at once
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with suppress(OSError):  # what it has not read
+            self._process.stdin.close()
         with self._out, self._errors:
             out, errors = ((file.seek(0), file.read())[1] for file in (self._out, self._errors))
         return out, errors
@@ -275,10 +320,11 @@ class RowProcess:
 def read_row(code: int | None, out: str, errors: str, seconds: float, limit_s: float) -> dict[str, Any]:
     """The result that a row wrote; the figures that it had by then, where it did not come to its end."""
     written = [found for line in out.splitlines() if (found := read_line(line))]
-    if code == 0 and written and "status" in written[-1]:
-        return written[-1]
-    status = f"longer than {limit_s:.0f} s" if code is None else f"exit {code}"
     figures = next((found["figures"] for found in reversed(written) if "figures" in found), {})
+    if code == 0 and written and "status" in written[-1]:
+        return {"figures": figures, **written[-1]}
+    ended = "ended with the run" if END.is_asked else f"longer than {limit_s:.0f} s"
+    status = ended if code is None else f"exit {code}"
     return {"status": status, "figures": figures, "error": (out + errors)[-4000:], "seconds": seconds}
 
 
@@ -291,9 +337,19 @@ def read_line(line: str) -> dict[str, Any]:
 
 
 def read_results(folder: Path) -> dict[str, dict[str, Any]]:
-    """What earlier runs found, by row; nothing where the file is damaged."""
-    file = folder / "results.json"
-    return read_line(file.read_text()) if file.is_file() else {}
+    """What earlier runs found, by row; nothing where the file is damaged, and no entry that is no result."""
+    try:
+        found = read_line((folder / "results.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {name: result for name, result in found.items() if is_result(result)}
+
+
+def is_result(found: object) -> bool:
+    """Whether `found` has what a line of a table needs."""
+    if not isinstance(found, dict) or not isinstance(found.get("figures", {}), dict):
+        return False
+    return all(isinstance(found.get(key), str) for key in ("status", "card", "goal"))
 
 
 def write_results(folder: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
@@ -301,9 +357,10 @@ def write_results(folder: Path, results: Mapping[str, Mapping[str, Any]]) -> Non
     write_whole(folder / "results.json", json.dumps(results, indent=1) + "\n")
     lines = ["| row | card | status | figures | goal |", "| --- | --- | --- | --- | --- |"]
     for name, found in results.items():
-        shown = "; ".join(f"{key} {show(value)}" for key, value in found.get("figures", {}).items())
-        shown = shown or found.get("error", "").strip()[-200:]
-        cells = (name, found["card"], found["status"], shown, found["goal"])
+        shown = [f"{key} {show(value)}" for key, value in found.get("figures", {}).items()]
+        if found["status"] != "ran":
+            shown.append(str(found.get("error", "")).strip()[-200:])
+        cells = (name, found["card"], found["status"], "; ".join(shown), found["goal"])
         lines.append("| " + " | ".join(cell.replace("|", "/").replace("\n", " ") for cell in cells) + " |")
     write_whole(folder / "rows.md", "\n".join(lines) + "\n")
 
@@ -316,8 +373,9 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def show(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"{value['device_ms']:.3f} ms (host {value['host_us']:.1f} µs)"
+    match value:
+        case {"device_ms": int() | float() as device, "host_us": int() | float() as host}:
+            return f"{device:.3f} ms (host {host:.1f} µs)"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -325,7 +383,7 @@ def card_name(*, dry: bool) -> str:
     """Asked of another process: this one has no memory on the card, and no driver can hold it up.
 
     Raises:
-        SystemExit: torch sees no card.
+        LookupError: torch sees no card.
     """
     if dry:
         return DRY_CARD
@@ -333,7 +391,10 @@ def card_name(*, dry: bool) -> str:
     code, out, errors, _ = RowProcess(command).finish(CARD_S)
     if code != 0:
         *_, last = ["", *errors.splitlines()]
-        raise SystemExit(f"no card: {last or f'torch did not name one within {CARD_S} s'}")
+        raise LookupError(
+            f"no card: {last or f'torch did not name one within {CARD_S} s'}; "
+            "take a machine with an NVIDIA GPU and its driver, or --dry"
+        )
     return out.strip().splitlines()[-1]
 
 

@@ -55,18 +55,18 @@ def operators() -> OperatorCase:
     return operator_case(tuple(CASES))
 
 
-OperatorCase = tuple[Graph, Sequence[torch.Tensor], Sequence[torch.Tensor]]
-"""A graph, its inputs, and what eager torch makes of them on the CPU."""
+OperatorCase = tuple[Graph, Sequence[torch.Tensor], Callable[..., Sequence[torch.Tensor]]]
+"""A graph, its inputs on the CPU, and what eager torch calls for them."""
 
 
 def operator_case(names: tuple[str, ...]) -> OperatorCase:
     module = Operators(names)
     inputs = [tensor for name in names for tensor in CASES[name][1]]
-    return graph_of(module, inputs), inputs, module(*inputs)
+    return graph_of(module, inputs), inputs, module
 
 
 def check_operators(device: Device) -> str:
-    """Eager runs and replays of every operator against eager torch on the CPU; where one fails, all that do."""
+    """Runs and replays of every operator against eager torch on the same device; where one fails, all that do."""
     with convolutions_in_float32(device):
         try:
             summary = compare_operators(operators(), device)
@@ -135,7 +135,8 @@ def find_failures_apart(names: Iterable[str], tries: Sequence[str] = TRIES) -> I
 
 
 def compare_operators(case: OperatorCase, device: Device) -> str:
-    graph, inputs, expected = case
+    graph, inputs, eager = case
+    expected = [tensor.cpu() for tensor in eager(*(tensor.to(device.place) for tensor in inputs))]
     program = compile_graph(graph, device=device)
     feed = feed_of(graph, inputs)
     outputs = [graph.values[vid].name for vid in graph.outputs]
@@ -277,7 +278,10 @@ class Training:
 
 
 def check_training(name: str, device: Device) -> str:
-    """Recorded steps against eager torch on the same device, from the same values: 100 on a GPU, else 3."""
+    """Recorded steps against eager torch on the same device, from the same values: 100 on a GPU, else 3.
+
+    Gradients that differ by a thousandth of themselves leave a tenth of the tolerance of the losses in use.
+    """
     with convolutions_in_float32(device):
         return compare_training(TRAINED[name], device)
 
@@ -297,7 +301,7 @@ def compare_training(case: Training, device: Device) -> str:
         optimizer.step()
         losses.append((program.step(case.batch), expected.detach()))
     found, other = (torch.stack([pair[at].float().cpu() for pair in losses]) for at in (0, 1))
-    torch.testing.assert_close(found, other, rtol=2e-2, atol=2e-3)
+    torch.testing.assert_close(found, other, rtol=2e-3, atol=2e-4)
     far = (found - other).abs().max()
     return f"{len(losses)} steps, loss {other[0]:.4f} → {other[-1]:.4f}, largest difference {far:.1e}"
 
@@ -311,7 +315,7 @@ TRAINED: Final[Mapping[str, Training]] = {
     "cnn": Training(cnn, (torch.linspace(-1, 1, 768).view(4, 3, 8, 8), LABELS)),
     "transformer": Training(partial(Classifier, 50, 32, 2, 4), (torch.arange(64).view(4, 16) % 50, LABELS)),
     "gpt2": Training(
-        partial(Words, 50, 16, 32, 2, 4, is_causal=True), (torch.arange(64).view(4, 16) % 50, torch.arange(64) % 50)
+        partial(Words, 50, 16, 32, 2, 4, is_causal=True), (torch.arange(64).view(4, 16) % 50, torch.arange(64) * 7 % 50)
     ),
 }
 

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -16,6 +16,10 @@ from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.ir import Graph
 from pipeline.runtime.devices import Device, find_device
 from pipeline.runtime.recording import RecordingDevice
+
+WARM_ROUNDS: Final = 3
+
+ROUNDS: Final = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +71,34 @@ class Bench:
             device.append(before.elapsed_time(after))
         return Timing(statistics.median(device), statistics.median(host) * 1e6)
 
-    def back_to_back(self, call: Callable[[], object], calls: int = 200) -> float:
-        """Milliseconds of one of `calls` calls between which nobody waits."""
-        calls = self.pick(calls, 2)
-        for _ in range(self.pick(5, 1)):
-            call()
-        self.wait()
-        begun = time.perf_counter()
-        for _ in range(calls):
-            call()
-        self.wait()
-        return (time.perf_counter() - begun) / calls * 1e3
+    def in_turns(self, calls: Mapping[str, Callable[[], object]], in_a_row: int = 20) -> dict[str, float]:
+        """Milliseconds of one of `in_a_row` calls between which nobody waits, by CUDA events.
 
-    def wait(self) -> None:
-        if not self.dry:
-            torch.cuda.synchronize()
+        They are medians of rounds in which each of `calls` has its turn, so that all have the same clocks and heat.
+        """
+        found = {name: list[float]() for name in calls}
+        for at in range(self.pick(WARM_ROUNDS + ROUNDS, 2)):
+            for name, call in calls.items():
+                spent = self._spend(call, self.pick(in_a_row, 2))
+                if at >= self.pick(WARM_ROUNDS, 1):
+                    found[name].append(spent)
+        return {name: statistics.median(spent) for name, spent in found.items()}
+
+    def _spend(self, call: Callable[[], object], in_a_row: int) -> float:
+        """Milliseconds of one call of some."""
+        if self.dry:
+            begun = time.perf_counter()
+            for _ in range(in_a_row):
+                call()
+            return (time.perf_counter() - begun) / in_a_row * 1e3
+        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        before.record()
+        for _ in range(in_a_row):
+            call()
+        after.record()
+        after.synchronize()
+        return before.elapsed_time(after) / in_a_row
 
 
 @dataclass(frozen=True, slots=True)

@@ -394,9 +394,10 @@ def find_device(device: Device | torch.device | str) -> Device:
             f"device {str(device)!r}: this release has kernels for cpu and cuda; give cpu, cuda or cuda:0"
         )
     if not torch.cuda.is_available():
+        without = "" if torch.version.cuda else "is a build without CUDA, and "
         raise Unsupported(
-            f"device {str(device)!r}: torch {torch.__version__} sees no CUDA device on this machine; take a machine "
-            "with an NVIDIA GPU and torch with CUDA, or the device cpu"
+            f"device {str(device)!r}: torch {torch.__version__} {without}sees no CUDA device on this machine; take a "
+            "machine with an NVIDIA GPU and its driver, and pip install 'onnxline[cuda]', or the device cpu"
         )
     index, count = int(number) if number else torch.cuda.current_device(), torch.cuda.device_count()
     if index >= count:

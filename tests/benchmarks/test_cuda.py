@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from benchmarks.cuda import __main__ as run_of_rows
 from benchmarks.cuda.__main__ import RowProcess, read_results, read_row, write_results
 from benchmarks.cuda.checks import CASES, CHECKS, check_operators, find_failures_apart, operator_case, operators
 from benchmarks.cuda.measure import Bench
-from benchmarks.cuda.rows import ROWS, read_sanitizer
+from benchmarks.cuda.rows import ROWS, find_difference, peer, read_sanitizer
 from pipeline.ir.graph import to_device
 from pipeline.lowering import with_kernels
 from pipeline.ops import KINDS, Kind
@@ -98,6 +103,33 @@ def test_a_row_ends_with_the_run_that_started_it(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.parametrize("found", [[1.0, 2.2], [1.0, math.nan]])
+def test_a_wrong_replay_has_no_time(found: list[float]) -> None:
+    expected = torch.tensor([1.0, 2.0])
+    assert find_difference(torch.tensor([1.0, 2.001]), expected) < 2e-3
+    with pytest.raises(AssertionError, match=r"a replay differs from eager torch by .*, whose largest element is 2\.0"):
+        find_difference(torch.tensor(found), expected)
+
+
+def test_a_peer_that_leaves_out_its_graphs_is_no_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile does so without an error, and is then as slow as its default mode."""
+
+    def compile(self: Bench, module: Callable[..., Any], mode: str | None) -> Callable[..., Any]:
+        counters["inductor"]["cudagraph_skips"] += 1
+        return module
+
+    monkeypatch.setattr(Bench, "compile", compile)
+    found = peer(Bench.open(dry=True), lambda: None, "reduce-overhead", lambda compiled: compiled())
+    assert str(found).startswith("failed: torch.compile has left out 1 graphs of CUDA, and has Timing(")
+
+
+def test_the_hosts_time_of_a_replay_is_that_of_torch_and_the_rest() -> None:
+    figures = ROWS["forward-tiny"].run(Bench.open(dry=True))
+    rest = figures["replay"].host_us - figures["launch"].host_us
+    assert figures["host µs beyond the launch"] == round(rest, 2)
+    assert figures["host µs beyond launch and copies"] == round(rest - figures["copies of inputs"].host_us, 2)
+
+
 @pytest.mark.parametrize("name", ["forward-tiny", "train-mlp"])
 def test_a_warm_up_compiles_what_the_row_compares_with_and_measures_nothing_else(name: str) -> None:
     figures = ROWS[name].run(replace(Bench.open(dry=True), warms=True))
@@ -155,6 +187,100 @@ def test_a_row_that_ends_early_says_how() -> None:
     assert (found["status"], found["figures"], found["error"]) == ("exit 1", {}, "no memory\n")
 
 
+def test_a_row_that_fails_keeps_the_figures_that_it_had() -> None:
+    said = '{"figures": {"replay": 1}}\n{"status": "failed", "error": "of a peer", "seconds": 2.0}'
+    found = read_row(0, said, "", 2.0, 60)
+    assert (found["status"], found["figures"], found["error"]) == ("failed", {"replay": 1}, "of a peer")
+
+
+GOOD = {"status": "ran", "card": "H200", "goal": ""}
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"\xff\xfe{}",
+        b"[1, 2]",
+        b'{"kernels": 3, "train-mlp": {"status": "ran"}, "train-cnn": {"status": 1, "card": "H200", "goal": ""}}',
+        b'{"kernels": {"status": "ran", "card": "H200", "goal": "", "figures": 3}}',
+    ],
+)
+def test_what_is_no_result_is_measured_anew(damaged: bytes, tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_bytes(damaged)
+    assert read_results(tmp_path) == {}
+
+
+def test_figures_of_another_commit_end_no_run(tmp_path: Path) -> None:
+    odd = {"replay": {"seconds": 1}, "eager": {"device_ms": "1", "host_us": None}, "shows": None}
+    (tmp_path / "results.json").write_text(json.dumps({"kernels": {**GOOD, "figures": odd}}))
+    write_results(tmp_path, read_results(tmp_path))
+    assert "| kernels | H200 | ran | replay {'seconds': 1}; eager " in (tmp_path / "rows.md").read_text()
+
+
+RUN = """import sys
+from benchmarks.cuda import __main__ as run
+code = sys.argv.pop()
+run.RowProcess.of_row = lambda name, *, dry, warms=False: run.RowProcess([sys.executable, "-c", code])
+sys.exit(run.main())
+"""
+"""A run whose rows have a code of the test."""
+
+
+def start_run(code: str, rows: str, out: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", RUN, "--dry", "--rows", rows, "--out", str(out), code]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+
+
+def test_a_run_that_is_asked_to_end_writes_what_it_has(tmp_path: Path) -> None:
+    """A machine that is lent takes its time back by SIGTERM first."""
+    code = f"""
+import time
+input()
+print('{{"figures": {{"replay": 1}}}}', flush=True)
+open({str(tmp_path / "started")!r}, "w").close()
+time.sleep(600)
+"""
+    run, begun = start_run(code, "kernels,autotune-bert-1", tmp_path), time.monotonic()
+    while not (tmp_path / "started").exists():
+        assert time.monotonic() - begun < 300
+        time.sleep(0.01)
+    run.terminate()
+    said, _ = run.communicate(timeout=300)
+    assert run.returncode == 1
+    assert b"autotune-bert-1: no time left" in said
+    (found,) = read_results(tmp_path).values()
+    assert (found["status"], found["figures"]) == ("ended with the run", {"replay": 1})
+
+
+def test_a_run_goes_on_where_nobody_reads_what_it_says(tmp_path: Path) -> None:
+    code = """input(); print('{"status": "ran", "figures": {}, "seconds": 1}')"""
+    run = start_run(code, "kernels,autotune-bert-1", tmp_path)
+    assert run.stdout is not None
+    run.stdout.close()
+    assert run.wait(300) == 0
+    assert list(read_results(tmp_path)) == ["kernels", "autotune-bert-1"]
+
+
+def test_a_place_that_takes_no_results_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(sys, "argv", ["cuda", "--dry", "--out", str(tmp_path / "file")])
+    with pytest.raises(SystemExit, match="2"):
+        run_of_rows.main()
+    assert f"--out {tmp_path / 'file'} is no folder to write to: " in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_without_a_card_a_run_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["cuda", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        run_of_rows.main()
+    assert re.search("no card: .+; take a machine with an NVIDIA GPU and its driver, or --dry", capsys.readouterr().err)
+
+
 def test_a_half_of_a_file_is_no_result(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text('{"kernels": {"status": "ran", "card": "H2')
     assert read_results(tmp_path) == {}
@@ -167,7 +293,9 @@ def test_a_half_of_a_file_is_no_result(tmp_path: Path) -> None:
 def test_where_one_operator_fails_the_check_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     case = {"Exp": CASES["Exp"], "Item": (lambda x: x * x.sum().item(), CASES["Exp"][1], "")}
     monkeypatch.setattr("benchmarks.cuda.checks.CASES", case)
-    monkeypatch.setattr("benchmarks.cuda.checks.operators", lambda: (*operator_case(("Exp",))[:2], [torch.ones(9)]))
+    monkeypatch.setattr(
+        "benchmarks.cuda.checks.operators", lambda: (*operator_case(("Exp",))[:2], lambda *_: [torch.ones(9)])
+    )
     with pytest.raises(AssertionError, match="Item: ") as failure:
         check_operators(RecordingDevice(2**20))
     assert "Exp: " not in str(failure.value)
@@ -208,13 +336,13 @@ def test_the_process_of_the_next_row_begins_before_the_turn_of_the_row(
 
     monkeypatch.setattr(run_of_rows, "start_row", start_row)
     monkeypatch.setattr(RowProcess, "of_row", of_row)
-    rows = "kernels,autotune-bert-1,autotune-vit-1,sanitizer"
+    rows = "kernels,autotune-bert-1,autotune-vit-1,autotune-tiny"
     monkeypatch.setattr(sys, "argv", ["cuda", "--dry", "--rows", rows, "--out", str(tmp_path)])
     with pytest.raises(KeyboardInterrupt):
         run_of_rows.main()
     assert seen == [
         *("autotune-bert-1 begins", "kernels has its turn", "autotune-vit-1 begins", "autotune-bert-1 has its turn"),
-        *("sanitizer begins", "autotune-vit-1 has its turn"),
+        *("autotune-tiny begins", "autotune-vit-1 has its turn"),
     ]
     assert all(process.end() == ("", "") and process._process.poll() is not None for process in processes.values())
 
@@ -225,7 +353,7 @@ def test_a_row_that_fails_says_why_and_loses_no_other_row(
     """One row has no process, and the result of another cannot be written."""
 
     def of_row(name: str, *, dry: bool, warms: bool = False) -> RowProcess:
-        if name == "sanitizer":
+        if name == "check-indices":
             raise OSError("no memory")
         if name == "autotune-bert-1":
             (tmp_path / "results.new").mkdir()
@@ -234,11 +362,11 @@ def test_a_row_that_fails_says_why_and_loses_no_other_row(
 
     monkeypatch.setattr(RowProcess, "of_row", of_row)
     monkeypatch.setattr(
-        sys, "argv", ["cuda", "--dry", "--rows", "sanitizer,kernels,autotune-bert-1", "--out", str(tmp_path)]
+        sys, "argv", ["cuda", "--dry", "--rows", "check-indices,kernels,autotune-bert-1", "--out", str(tmp_path)]
     )
     assert run_of_rows.main() == 1
     said = capsys.readouterr().out
-    assert "sanitizer: failed, 0.0 s: no process: no memory" in said
+    assert "check-indices: failed, 0.0 s: no process: no memory" in said
     assert "kernels: ran, 1.0 s" in said
     assert '"replay": 1' in said.partition("autotune-bert-1: its result is not written: ")[2]
     assert f"1 rows failed; their traces are in {tmp_path / 'results.json'}" in said
