@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -96,7 +97,7 @@ class TrainRun:
             self._config, self._train = config, check_train(config)
         self._workspace = Workspace(out or Path("runs") / f"{config.name}-train")
         self._observer, self._anew = observer, anew
-        self._log, self._has_begun = RunLog(), False
+        self._log, self._has_begun, self._earlier_log = RunLog(), False, ""
 
     def run(self) -> TrainResult:
         """Train until a limit is reached.
@@ -111,7 +112,7 @@ class TrainRun:
                 return self._execute()
             finally:  # where this training has not begun, the log of an earlier one stays, as its other files do
                 if self._has_begun or not (self._workspace.folder / STATES).exists():
-                    write_quietly(lambda: self._workspace.write_text(LOG, self._log.text()))
+                    write_quietly(lambda: self._workspace.write_text(LOG, self._earlier_log + self._log.text()))
 
     def compare_step(self, step: int, tolerances: Mapping[str, Tolerance] | None = None) -> StepComparison:
         """Begin anew and do `step` steps, the last step by eager torch too, from the same states. Writes no file.
@@ -211,6 +212,8 @@ class TrainRun:
         states = self._workspace.folder / STATES
         if self._anew or self._workspace.load(STAGE, key, str) is None or not states.exists():
             return False
+        with suppress(OSError):  # one that was killed has left none
+            self._earlier_log = (self._workspace.folder / LOG).read_text("utf-8", errors="replace")
         self._send(Note(f"going on from {states}"))
         return True
 

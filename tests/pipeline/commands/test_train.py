@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +147,13 @@ def test_a_training_that_was_stopped_goes_on(folder: Path) -> None:
         run(path, folder / "stopped")
     report = json.loads((folder / "stopped" / "report.json").read_text())
     assert (report["exit_code"], report["failure"], report["training"]["steps"]) == (130, "stopped", 6)
+    first_log = (folder / "stopped" / "log.txt").read_text()
     again, _ = run(path, folder / "stopped")
     assert again == losses
+    assert re.fullmatch(
+        re.escape(first_log) + r" *[\d.]+  note: going on from .*\n(.*\n)+",
+        (folder / "stopped" / "log.txt").read_text(),
+    )
     whole, stopped = (
         safetensors.torch.load_file(folder / name / "weights.safetensors") for name in ("whole", "stopped")
     )
