@@ -301,8 +301,12 @@ def _open_session(
             return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:
             advice = DECLARE if UNKNOWN in str(error) else ""
-            words = first_words(error).replace("for the types", _describe_types(error, proto))
-            raise StepFailed(f"onnxruntime refuses the model: {words}{advice}") from error
+            raise StepFailed(f"onnxruntime refuses the model: {words_on(error, proto)}{advice}") from error
+
+
+def words_on(error: Exception, proto: onnx.ModelProto) -> str:
+    """`first_words`, with the types of a node of `proto` for which onnxruntime has no kernel."""
+    return first_words(error).replace("for the types", _describe_types(error, proto))
 
 
 def _describe_types(error: Exception, proto: onnx.ModelProto) -> str:

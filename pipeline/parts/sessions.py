@@ -24,7 +24,7 @@ from passes.custom_ops.declarations import add_libraries
 from passes.errors import StepFailed
 from passes.graph.index import GraphIndex
 from passes.weights.detached import read_model
-from passes.weights.sessions import as_array, first_words
+from passes.weights.sessions import as_array, first_words, lacks_kernel, words_on
 from pipeline.config import RunConfig, RuntimeConfig
 from pipeline.errors import UsageError
 from pipeline.parts.filling import fill_up
@@ -362,7 +362,11 @@ def _session(path: Path, threads: int = 0) -> Any:
     try:
         return onnxruntime.InferenceSession(str(path.resolve()), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common type of its own
-        raise UsageError(f"onnxruntime does not open {path}: {first_words(error)}") from error
+        words = words_on(error, read_model(path, unread=True).proto)
+        advice = (
+            "; the backend plan may run it: --backend plan (backend='plan')" if lacks_kernel(StepFailed(words)) else ""
+        )
+        raise UsageError(f"onnxruntime does not open {path}: {words}{advice}") from error
 
 
 @contextmanager

@@ -70,6 +70,16 @@ def test_ids_may_be_an_array_of_integers_of_64_bits(counter: Path) -> None:
         generator.generate([1, 2**63])
 
 
+def test_parts_in_bfloat16_run_on_a_plan_and_onnxruntime_says_so(counter: Path) -> None:
+    text = COUNTER.replace("added = ", "half = Cast <to = 16> (new) twice = Mul (half, half) added = ", 1)
+    model = parse_renamed(text, with_dots)
+    next(node for node in model.graph.node if node.op_type == "Mul").name = "square"
+    onnx.save(model, counter / "models" / "decoder.onnx")
+    with pytest.raises(UsageError, match=r"has no Mul of opset 14 for bfloat16 .*; .* may run it: --backend plan"):
+        TextGenerator(counter)
+    assert TextGenerator(counter, "plan").generate([1, 2, 3], max_new_tokens=5).tokens == by_hand([1, 2, 3], 5)
+
+
 def test_arguments_without_a_use_are_refused(counter: Path) -> None:
     """numpy's own error came out for the seed, and inputs of an encoder that is not there were ignored."""
     generator = TextGenerator(counter, "onnxruntime")
