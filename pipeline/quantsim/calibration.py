@@ -27,7 +27,7 @@ from pipeline.quantsim.histograms import (
     least_error_range,
 )
 from pipeline.quantsim.observation import EMPTY, Feeds, TensorObserver
-from pipeline.quantsim.placement import Placement
+from pipeline.quantsim.placement import Placement, constants_without_range
 from pipeline.quantsim.samples import Samples
 from pipeline.workspace import key_of
 
@@ -240,10 +240,17 @@ def group_ranges(measured: MeasuredRanges, placement: Placement, model: Detached
             found[group] = least_error_range(histograms, formats[group]) if histograms else NO_NUMBERS
         if not np.isfinite(found[group]).all():
             check_stored(model, placement)
-        check_finite(group, *found[group], placement.names)
+            check_finite(group, *found[group], placement.names, _describe_source(group, model, placement))
     for group, limits in _ranges_of_constants(model, placement).items():
         found[group] = hull(found.get(group), limits)  # a Concat of a constant and a computed tensor has one range
     return found
+
+
+def _describe_source(tensor: str, model: DetachedModel, placement: Placement) -> str:
+    """Which stored tensor is infinite that `tensor` is computed from, as a part of a sentence; empty where none is."""
+    read = {name for node in model.index.ancestors([tensor]) for name in node.input}
+    found = constants_without_range((placed.site for placed in placement.sites), model)
+    return next((f", since {site.tensor!r} holds infinity or NaN" for site in found if site.tensor in read), "")
 
 
 def _as_arrays(histograms: Mapping[str, Sequence[Any]]) -> dict[str, Histogram]:

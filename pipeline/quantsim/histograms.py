@@ -139,8 +139,8 @@ def _what_helps(low: float, high: float) -> str:
     return f"{mask}set quantsim.calibration.method to minmax"
 
 
-def check_finite(tensor: str, low: float, high: float, names: OptionNames) -> None:
-    """Refuse a range that no scale can express; `names` are the words of the message.
+def check_finite(tensor: str, low: float, high: float, names: OptionNames, why: str = "") -> None:
+    """Refuse a range that no scale can express; `names` are the words of the message, and `why` a part of it.
 
     Raises:
         UsageError: naming the tensor, and what to do.
@@ -148,9 +148,9 @@ def check_finite(tensor: str, low: float, high: float, names: OptionNames) -> No
     if not (np.isfinite(low) and np.isfinite(high)):
         found = "is NaN on a sample" if np.isnan(low) else f"reaches {low:g} to {high:g}"
         raise UsageError(
-            f"calibration: {tensor!r} {found}, which no scale can express; {names.step.format('clamp-mask')} if it is "
-            "a mask that a Softmax reads, fuse_pad_into_pool likewise if a Pad of -inf makes it for MaxPool, or leave "
-            f"the tensor in float: {names.in_float.format(f'tensor:{tensor}', 'activations')}"
+            f"calibration: {tensor!r} {found}, which no scale can express{why}; {names.step.format('clamp-mask')} if "
+            "it is a mask that a Softmax reads, fuse_pad_into_pool likewise if a Pad of -inf makes it for MaxPool, or "
+            f"leave the tensor in float: {names.in_float.format(f'tensor:{tensor}', 'activations')}"
         )
 
 

@@ -163,7 +163,7 @@ def place(
             said = f"{names.rules}: {_nothing_matched(rule, sites, model, tensors)}"
             raise UsageError(said if sites else NO_FLOATS)  # the rule may be one of the profile
     chosen = _choose_rules(sites, rules, matched, find_adapted(GraphView(model)))
-    infinite = {site.group: site.tensor for site in _constants_without_range(sites, model)}
+    infinite = {site.group: site.tensor for site in constants_without_range(sites, model)}
     handed_out = model.index.initializers.keys() & model.index.outputs.keys()
     decided = {
         site.tensor: PlacedSite(site, None, "", HANDED_OUT)
@@ -201,7 +201,7 @@ def _check_dtypes(sites: Sequence[Site], taken: Collection[str], names: OptionNa
         raise UsageError(f"the {what} of the model are {found}, and only float32 is simulated; {advice}")
 
 
-def _constants_without_range(sites: Iterable[Site], model: DetachedModel) -> Iterator[Site]:
+def constants_without_range(sites: Iterable[Site], model: DetachedModel) -> Iterator[Site]:
     """The constants that hold infinity or NaN, such as -inf in a Max: no scale can express them."""
     stored = model.index.initializers
     for site in sites:

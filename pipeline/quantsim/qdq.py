@@ -25,6 +25,7 @@ from passes.graph.traversal import reads_of
 from passes.model.signature import drop_stale_training
 from passes.weights.detached import DetachedModel, detach
 from pipeline.argument_checks import Check, a, expects
+from pipeline.config import KEYS, OptionNames
 from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import Encoding, quantize
 
@@ -44,8 +45,9 @@ def first_opset(precision: Precision) -> tuple[int, str]:
     return (13, "a scale for each channel") if precision.granularity == "channel" else (10, str(precision))
 
 
-def check_opset(proto: onnx.ModelProto, formats: Mapping[str, Precision]) -> None:
-    """Whether the model's opset has the format of each tensor.
+def check_opset(proto: onnx.ModelProto, formats: Mapping[str, Precision], names: OptionNames | None = None) -> None:
+    """Whether the model's opset has the format of each tensor; `names` are the words of the message, for a caller who
+    has the model itself where there are none.
 
     Raises:
         UsageError: one needs a later opset.
@@ -54,10 +56,12 @@ def check_opset(proto: onnx.ModelProto, formats: Mapping[str, Precision]) -> Non
     for name, precision in formats.items():
         first, needs = first_opset(precision)
         if opset < first:
+            step = f"{{convert-opset: {{to: {first}}}}}"
+            how = f"convert it by onnxline.convert_opset(model, {first})" if names is None else names.step.format(step)
+            more = f", or set export.opset to {first} for a model of torch" if names == KEYS else ""
             raise UsageError(
                 f"{name!r} is to have {needs}, for which QuantizeLinear needs opset {first}, and the model "
-                f"has {opset}; put {{convert-opset: {{to: {first}}}}} into quantsim.prepare, or set export.opset to "
-                f"{first} for a model of torch"
+                f"has {opset}; {how}{more}"
             )
 
 

@@ -26,6 +26,7 @@ from passes.weights.detached import UNREAD, DetachedModel
 from passes.weights.files import replace_when_done
 from passes.weights.mapped import find_file_range
 from passes.weights.stand_ins import point_to
+from pipeline.config import KEYS
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.jobs import Job, JobExecutor, Outcome, run_jobs
 from pipeline.quantsim.optimize import OptimizedLayer, OptimizedStep, find_weights
@@ -108,7 +109,7 @@ def quantize_in_shards(
         raise UsageError("quantsim.optimize: gptq: found python next to shard_mib, expected onnxline's own interpreter")
     if data and isinstance(data.step, Gptq) and data.step.mse:
         raise UsageError("quantsim.optimize: gptq: found mse next to shard_mib, expected the scales of ranges")
-    check_opset(model.proto, placement.formats())
+    check_opset(model.proto, placement.formats(), KEYS)
     formats = {placed.site.tensor: _format_of(placed) for placed in placement.quantized_sites()}
     folder.mkdir(parents=True, exist_ok=True)
     ranges = (find_file_range(weight.data) for weight in model.weights.values())

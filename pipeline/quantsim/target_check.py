@@ -154,7 +154,7 @@ class _TargetCheck:
                 self._add(
                     "inputs",
                     "sizes are not fixed",
-                    "call `onnxline fix-shapes`, or give the inputs of a torch model numbers as their shape",
+                    "call `onnxline fix-shapes`, or export the model with numbers as their shape",
                     info.name,
                 )
 

@@ -347,6 +347,14 @@ def test_an_infinite_tensor_is_named() -> None:
         calibrate(model, placement, [{"x": np.array([0, 1], np.float32)}])
 
 
+def test_an_infinite_constant_is_named_where_its_result_is() -> None:
+    bias = np.array([0, np.inf], np.float32)
+    model = model_of("g (float[2] x) => (float[2] y) { a = Add(x, b) y = Relu(a) }", b=bias)
+    placement = place(model, [rule("op:Relu", None, "uint8")])
+    with pytest.raises(UsageError, match="'y' reaches 0 to inf, which no scale can express, since 'b' holds infinity"):
+        calibrate(model, placement, [{"x": np.zeros(2, np.float32)}])
+
+
 @pytest.mark.parametrize(("stored", "place_in_it"), [("w", (1, 0)), ("b", 1)])
 def test_a_weight_or_bias_that_makes_a_tensor_nan_is_named_in_place_of_the_tensor(stored: str, place_in_it) -> None:
     weights = {"w": np.ones((2, 2), np.float32), "b": np.ones(2, np.float32)}

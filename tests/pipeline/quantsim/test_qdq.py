@@ -16,11 +16,12 @@ from passes.encodings.from_qdq import read_qdq
 from passes.structures import structure_of
 from passes.weights.detached import DetachedModel, attach, detach
 from passes.weights.sessions import Session
+from pipeline.config import KEYS
 from pipeline.errors import UsageError
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import encode, round_trip
 from pipeline.quantsim.placement import PlacementRule, place
-from pipeline.quantsim.qdq import insert_qdq
+from pipeline.quantsim.qdq import check_opset, insert_qdq
 from pipeline.quantsim.simulation import compare_outputs, run_device_like
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, nodes_of, rule
 from tests.support.onnx_models import biased_attention, detached
@@ -71,8 +72,11 @@ def test_floats_of_8_bits_need_opset_19() -> None:
     model = mlp()
     model.proto.opset_import[0].version = 18
     encodings = encode(place(model, [rule("op:*", "fp8e4m3", None)]), RANGES, model)
-    with pytest.raises(UsageError, match="'first' is to have fp8e4m3, for which QuantizeLinear needs opset 19"):
+    words = "'first' is to have fp8e4m3, for which QuantizeLinear needs opset 19, and the model has 18; "
+    with pytest.raises(UsageError, match=words + r"convert it by onnxline.convert_opset\(model, 19\)$"):
         insert_qdq(model, encodings)
+    with pytest.raises(UsageError, match=words + "put {convert-opset: {to: 19}} into quantsim.prepare, or set export"):
+        check_opset(model.proto, place(model, [rule("op:*", "fp8e4m3", None)]).formats(), KEYS)
 
 
 def test_a_weight_that_is_transposed_is_stored_in_integers() -> None:

@@ -91,7 +91,7 @@ def test_opsets_dtypes_ranks_and_sizes() -> None:
     text = "g (double[N, 2, 2, 2, 2, 2] x) => (double[N, 2, 2, 2, 2, 2] y) { y = Relu (x) }"
     assert obstructions(text, "qnn-htp", 25) == {
         "opset 25": ("put {convert-opset: {to: 24}} into the recipe", ("the model",)),
-        "inputs": ("call `onnxline fix-shapes`, or give the inputs of a torch model numbers as their shape", ("x",)),
+        "inputs": ("call `onnxline fix-shapes`, or export the model with numbers as their shape", ("x",)),
         "Relu of float64": ("cast before it, or export the model in another dtype", ("y",)),
         "Relu of rank 6": ("put to-4d into the recipe, which writes fixed sizes with four dims", ("y",)),
     }
