@@ -17,9 +17,19 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
-from passes.encodings.encoding import LPBQ_SCALES, MATRIX, UNKNOWN_AXIS, Encoding, Precision
+from passes.encodings.encoding import (
+    LPBQ_SCALES,
+    MATRIX,
+    UNKNOWN_AXIS,
+    Axes,
+    Encoding,
+    Precision,
+    find_axes,
+    stored_shapes,
+)
 from passes.errors import UsageError
 from passes.suggest import describe_argument, with_article
+from passes.weights.detached import DetachedModel
 
 AimetVersion = Literal["0.6.1", "1.0.0", "2.0.0", "2.1.0"]
 
@@ -28,13 +38,20 @@ PRODUCER: Final = {"package": "onnxline"}
 Data = dict[str, Any]
 
 
-def to_aimet(encodings: Mapping[str, Encoding], parameters: Collection[str], version: AimetVersion = "1.0.0") -> Data:
+def to_aimet(
+    encodings: Mapping[str, Encoding],
+    parameters: Collection[str],
+    version: AimetVersion = "1.0.0",
+    axes: Mapping[str, Axes] | None = None,
+) -> Data:
     """The content of a file of AIMET's encodings.
 
     Args:
         encodings: name of the tensor → its encoding.
         parameters: the tensors that are constants.
         version: the version of the file.
+        axes: of the weights, where they are known. Up to 1.0.0 a file does not say along which axes its scales are,
+            and a reader takes these.
 
     Raises:
         UsageError: the version cannot express an encoding.
@@ -44,11 +61,15 @@ def to_aimet(encodings: Mapping[str, Encoding], parameters: Collection[str], ver
         raise UsageError(
             f"encodings: {narrow!r} is {encodings[narrow].precision}, which AIMET's files have no form for"
         )
-    unlisted = next((name for name, encoding in encodings.items() if not is_listed(encoding, version)), None)
+    axes = axes or {}
+    unlisted = next((name for name, own in encodings.items() if not is_listed(own, version, axes.get(name))), None)
     if unlisted is not None:
+        is_plain = is_listed(encodings[unlisted], version)
+        further = "for blocks and along further axes than that of channels"
+        where = "along other axes than those of channels and blocks" if is_plain else further
         raise UsageError(
-            f"encodings: {unlisted!r} has scales for blocks and along further axes than that of channels, which "
-            f"version {version} of AIMET's files cannot list; take 2.0.0 or later"
+            f"encodings: {unlisted!r} has scales {where}, which version {version} of AIMET's files cannot say; "
+            "take 2.0.0 or later"
         )
     if version in ("2.0.0", "2.1.0"):
         rows = [_with_onnx_keys(name, encoding, version) for name, encoding in encodings.items()]
@@ -89,9 +110,19 @@ def read_aimet(path: Path) -> tuple[dict[str, Encoding], AimetVersion]:
     return from_aimet(data), data["version"]
 
 
-def aimet_text(encodings: Mapping[str, Encoding], parameters: Collection[str], version: AimetVersion) -> str:
+def aimet_text(
+    encodings: Mapping[str, Encoding],
+    parameters: Collection[str],
+    version: AimetVersion,
+    axes: Mapping[str, Axes] | None = None,
+) -> str:
     """The text of a file of AIMET's encodings; see `to_aimet`."""
-    return json.dumps(to_aimet(encodings, parameters, version), indent=1) + "\n"
+    return json.dumps(to_aimet(encodings, parameters, version, axes), indent=1) + "\n"
+
+
+def aimet_text_of(model: DetachedModel, encodings: Mapping[str, Encoding], version: AimetVersion) -> str:
+    """The text of a file of AIMET's encodings of a float model; see `to_aimet`."""
+    return aimet_text(encodings, {*model.index.initializers}, version, find_axes(model, stored_shapes(model)))
 
 
 def from_aimet(data: Mapping[str, Any]) -> dict[str, Encoding]:
@@ -286,13 +317,19 @@ LIST_TYPES: Final = ("PER_TENSOR", "PER_CHANNEL", "PER_BLOCK", "LPBQ")
 channel, then those of the second, whatever its layout; for the weight of a convolution in the order of its axes."""
 
 
-def is_listed(encoding: Encoding, version: AimetVersion) -> bool:
+def is_listed(encoding: Encoding, version: AimetVersion, axes: Axes | None = None) -> bool:
     """Whether a file of `version` has a form for an encoding. Floats have none. Up to 1.0.0 blocks have one scale for
-    each channel and block, so there is none for those of stacked matrices, whose scales differ from matrix to matrix.
+    each channel and block, so there is none for those of stacked matrices, whose scales differ from matrix to matrix;
+    and a file does not say an axis, so scales are along those of the weight, which are `axes` where they are known.
     """
     if encoding.precision.float_type or version in ("2.0.0", "2.1.0"):
         return not encoding.precision.float_type
-    return encoding.precision.granularity != "block" or _channel_axis(encoding) is not None
+    if encoding.axis in (None, UNKNOWN_AXIS):
+        return True
+    if encoding.precision.granularity != "block":
+        return axes is None or axes[0] == encoding.axis
+    channel = _channel_axis(encoding)
+    return channel is not None and axes in (None, (channel, encoding.axis))
 
 
 def _channel_axis(encoding: Encoding) -> int | None:
@@ -376,7 +413,7 @@ def _from_onnx_keys(row: Data) -> Encoding:
         if isinstance(scales, Mapping):  # a list of the channels along `axis`
             outer = outer.reshape([-1 if axis == scales["axis"] else 1 for axis in range(inner.ndim)])
         bits = (int(row["output_dtype"].removeprefix("int")), 8)
-        return _lpbq(row, bits, inner, outer, int(row["axis"]))
+        return _lpbq(row, bits, inner, outer, int(row["axis"]) % inner.ndim)
     number = re.fullmatch(r"(u?)int(\d+)", row["output_dtype"])
     if number is None or not isinstance(row.get("y_scale"), list | float | int):
         raise UsageError(f"encodings: {row['name']!r} is {row['output_dtype']}; expected integers with a scale")
@@ -386,7 +423,8 @@ def _from_onnx_keys(row: Data) -> Encoding:
     middle = 0 if signed else 2 ** (int(number[2]) - 1)
     granularity = "block" if block else "channel" if scale.ndim else "tensor"
     precision = Precision(int(number[2]), signed, bool((zero == middle).all()), granularity, block)
-    return Encoding(precision, scale, zero, row.get("axis"))
+    axis = row.get("axis")
+    return Encoding(precision, scale, zero, axis % scale.ndim if block and axis is not None else axis)
 
 
 def _refuse_floats(name: str, dtype: str) -> None:

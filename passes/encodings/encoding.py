@@ -137,8 +137,8 @@ BIAS: Final = Precision(32, signed=True, symmetric=True)
 MATRIX: Final = 2
 """Axes of the weight of a MatMul or Gemm, whose blocks AIMET lists otherwise than those of a convolution."""
 
-UNKNOWN_AXIS: Final = -1
-"""The axis of an encoding whose file does not say it."""
+UNKNOWN_AXIS: Final = -(2**31)
+"""The axis of an encoding whose file does not say it; no axis of a tensor, which may be counted from the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +246,7 @@ def fit_encodings(encodings: Mapping[str, Encoding], model: DetachedModel) -> di
     if not isinstance(encodings, Mapping) or not isinstance(model, DetachedModel):
         found = describe_argument(model if isinstance(encodings, Mapping) else encodings)
         raise UsageError(f"fit_encodings: found {found}, expected a mapping of names to encodings, and a DetachedModel")
-    stored = model.index.initializers.items()
-    shapes = {name: tuple(tensor.dims) for name, tensor in stored if tensor.data_type in FLOATS}
+    shapes = stored_shapes(model)
     known = float_tensors(model.proto) | shapes.keys()
     unknown = [name for name in encodings if name not in known]
     if unknown:
@@ -255,7 +254,7 @@ def fit_encodings(encodings: Mapping[str, Encoding], model: DetachedModel) -> di
             f"encodings: {len(unknown)} of {len(encodings)} are for tensors that the model does not have as float "
             f"tensors: {list_with_nearest(unknown, known)}"
         )
-    axes = _find_axes(model, shapes)
+    axes = find_axes(model, shapes)
     nowhere = (None, None)
     return {
         name: _fit(name, encoding, shapes.get(name), axes.get(name, nowhere)) for name, encoding in encodings.items()
@@ -341,10 +340,16 @@ Axes = tuple[int | None, int | None]
 """The axis of channels and the axis that products sum over, which blocks divide."""
 
 
-def _find_axes(model: DetachedModel, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Axes]:
-    """The axes of each constant that a product reads, also in another layout."""
+def stored_shapes(model: DetachedModel) -> dict[str, tuple[int, ...]]:
+    """The stored float tensors with their shapes."""
+    stored = model.index.initializers.items()
+    return {name: tuple(tensor.dims) for name, tensor in stored if tensor.data_type in FLOATS}
+
+
+def find_axes(model: DetachedModel, constants: Mapping[str, tuple[int, ...]]) -> dict[str, Axes]:
+    """The axes of each of `constants`, values with their shapes, that a product reads, also in another layout."""
     graph = model.proto.graph
-    moved = find_moved_constants(graph, shapes, float_shapes(model.proto))
+    moved = find_moved_constants(graph, constants, float_shapes(model.proto))
     found: dict[str, Axes] = {}
     for node in graph.node:
         for position, name in enumerate(node.input):

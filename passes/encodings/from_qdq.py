@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from passes.encodings.encoding import LPBQ_SCALES, Encoding, Granularity, Precision, is_same_encoding
+from passes.encodings.encoding import LPBQ_SCALES, Axes, Encoding, Granularity, Precision, find_axes, is_same_encoding
 from passes.errors import UsageError
 from passes.graph.index import GraphIndex
 from passes.graph.op_facts import attribute_of
@@ -50,6 +50,21 @@ def read_qdq(model: DetachedModel) -> dict[str, Encoding]:
     if not found:
         raise UsageError("encodings: the model has no QuantizeLinear or DequantizeLinear, so there is nothing to read")
     return found
+
+
+def read_weight_axes(model: DetachedModel) -> dict[str, Axes]:
+    """The axes of the quantized weights of `model`, by the float tensors of `read_qdq`."""
+    reader, names, shapes = QdqReader(model), dict[str, str](), dict[str, tuple[int, ...]]()
+    for node in model.proto.graph.node:
+        if node.op_type != "DequantizeLinear":
+            continue
+        maker = model.index.producers.get(node.input[0])
+        quantizer = maker if maker is not None and maker.op_type == "QuantizeLinear" else None
+        read = reader.read_stored(node) if quantizer is None else reader.read_quantizer(quantizer)
+        tensor = reader.tensor((quantizer or node).input[0])
+        if read is not None and tensor is not None:
+            names[node.output[0]], shapes[node.output[0]] = read[0], tuple(tensor.dims)
+    return {names[value]: axes for value, axes in find_axes(model, shapes).items()}
 
 
 class QdqReader:
@@ -130,7 +145,15 @@ class QdqReader:
         precision = Precision(bits, signed, bool((zero == middle).all()), granularity, block)
         if granularity == "tensor":
             return Encoding(precision, scale.reshape(()), zero.reshape(()))
-        return Encoding(precision, scale, zero, attribute_of(node, "axis", 1))
+        return Encoding(precision, scale, zero, self._axis_of(node, scale.ndim if block else 0))
+
+    def _axis_of(self, node: NodeProto, rank: int) -> int:
+        """The axis of a quantizer, counted from the front where the rank of the tensor is known: scales of blocks have
+        it, and a stored tensor."""
+        tensor = self._stored.get(node.input[0])
+        rank = rank or (len(tensor.dims) if tensor is not None else 0)
+        axis = attribute_of(node, "axis", 1)
+        return axis % rank if rank else axis
 
     def _arrange_lpbq(self, node: NodeProto, scaled: NodeProto) -> Encoding:
         """Blocks whose scales are integers, each scaled by that of its channel, as AIMET's LPBQ is written.
@@ -149,7 +172,7 @@ class QdqReader:
         outer = outer.reshape([-1 if axis == channel else 1 for axis in range(inner.ndim)])
         precision = Precision(LPBQ_BITS, True, True, "block", block, scale_type="UINT8")
         scale = inner.astype(np.float32) * outer
-        return Encoding(precision, scale, np.zeros(scale.shape, np.int64), attribute_of(node, "axis", 1), outer)
+        return Encoding(precision, scale, np.zeros(scale.shape, np.int64), self._axis_of(node, scale.ndim), outer)
 
     def _narrow(self, encoding: Encoding, clip: NodeProto) -> Encoding:
         """The encoding with as many bits as the Clip before the quantizer leaves integers."""

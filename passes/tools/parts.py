@@ -16,7 +16,7 @@ import onnx
 
 from passes.context import PassContext
 from passes.diff.formats import distance_text
-from passes.encodings.aimet import AimetVersion, aimet_text
+from passes.encodings.aimet import AimetVersion, aimet_text_of
 from passes.encodings.encoding import Encoding, fit_encodings
 from passes.errors import PolicyError, StepFailed
 from passes.graph.index import GraphIndex, computed_values, values_read
@@ -144,7 +144,7 @@ class PartedModel(TableResult):
         for part in self.parts:
             part.save(folder / f"{part.name}.onnx")
             if any(known.encodings for known in self.parts):
-                text = aimet_text(part.encodings, part.model.index.initializers.keys(), version)
+                text = aimet_text_of(part.model, part.encodings, version)
                 write_file(folder / f"{part.name}.encodings", text)
         write_file(folder / MANIFEST, json.dumps(self.manifest(), indent=2) + "\n")
 

@@ -158,7 +158,7 @@ def merge(
     no_proof: bool = False,
 ) -> None:
     """Write two ONNX files as one, where outputs of the first feed inputs of the second."""
-    from passes.encodings.aimet import aimet_text, read_aimet
+    from passes.encodings.aimet import aimet_text_of, read_aimet
     from passes.errors import StepFailed
     from passes.tools import merge as merge_models
     from passes.weights.files import write_file, write_model
@@ -179,8 +179,8 @@ def merge(
     model = merged.model
     write_model(model, out)
     if versions:
-        path, constants = out.with_suffix(".encodings"), set(model.index.initializers)
-        write_file(path, aimet_text(dict(merged.encodings), constants, versions[0]))
+        path = out.with_suffix(".encodings")
+        write_file(path, aimet_text_of(model, merged.encodings, versions[0]))
         print_line(f"encodings: {path}")
     how = _proof_text("it computes what A and B do one after the other", merged.errors)
     print_line(f"model: {out}, {plural(len(model.proto.graph.node), 'node')}; {how}")

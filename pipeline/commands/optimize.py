@@ -123,14 +123,13 @@ def write_encodings(
     run: PassRun, out: Path, version: AimetVersion, show: Callable[[str], object], *, verbose: bool = False
 ) -> None:
     """Write the encodings of the result next to it, and say what became of those of the source."""
-    from passes.encodings.aimet import aimet_text
+    from passes.encodings.aimet import aimet_text_of
     from passes.encodings.carry import describe_carried, summarize_carried
     from passes.weights.files import write_file
 
     assert run.encodings is not None
     path = out.with_suffix(".encodings")
-    constants = {*run.model.index.initializers}
-    write_file(path, aimet_text(run.encodings.encodings, constants, version))
+    write_file(path, aimet_text_of(run.model, run.encodings.encodings, version))
     show(f"{summarize_carried(run.encodings)}: {path}")
     lines = list(describe_carried(run.encodings))
     for line in lines if verbose else lines[:MOST_LINES]:

@@ -251,8 +251,8 @@ def _quantize_by_file(model: Path, out: Path, apply: Path) -> None:
 def _write_encodings_file(model: Path, out: Path, of: Path | None, version: AimetVersion, kind: str) -> None:
     """Write the encodings of a quantized model for AIMET, TensorRT or ai-edge-quantizer."""
     from passes.encodings.aimet import aimet_text, from_aimet
-    from passes.encodings.encoding import fit_encodings
-    from passes.encodings.from_qdq import read_qdq
+    from passes.encodings.encoding import find_axes, fit_encodings, stored_shapes
+    from passes.encodings.from_qdq import read_qdq, read_weight_axes
     from passes.encodings.tool_files import to_ai_edge_recipe, to_tensorrt_cache
     from passes.weights.detached import read_model
     from passes.weights.files import write_file
@@ -270,7 +270,8 @@ def _write_encodings_file(model: Path, out: Path, of: Path | None, version: Aime
         text = to_ai_edge_recipe(known, source)
         summary = plural(len(json.loads(text)), "rule")
     else:
-        text = aimet_text(known, constants, version)
+        axes = read_weight_axes(source) if of is None else find_axes(source, stored_shapes(source))
+        text = aimet_text(known, constants, version, axes)
         summary = plural(len(from_aimet(json.loads(text))), "encoding")
     write_file(out, text)
     print_line(f"{out}: {summary}")

@@ -14,7 +14,7 @@ import numpy as np
 from onnx import NodeProto
 
 from passes.encodings.aimet import WITHOUT_QUANTIZER, AimetVersion, aimet_text, is_listed
-from passes.encodings.encoding import Encoding, Precision, is_same_encoding
+from passes.encodings.encoding import Encoding, Precision, find_axes, is_same_encoding, stored_shapes
 from passes.graph.index import computed_values
 from passes.graph.op_facts import PRODUCTS
 from passes.suggest import plural
@@ -41,13 +41,14 @@ def encodings_text(
     encodings = {name: _as_unsigned(own) if name in unsigned else own for name, own in encodings.items()}
     moved = computed_values(node for node in model.proto.graph.node if node.op_type in WITHOUT_QUANTIZER)
     own = {name: encoding for name, encoding in encodings.items() if name not in moved}
-    listed = {name: encoding for name, encoding in own.items() if is_listed(encoding, version)}
+    axes = find_axes(model, stored_shapes(model))
+    listed = {name: encoding for name, encoding in own.items() if is_listed(encoding, version, axes.get(name))}
     left = Counter(str(own[name].precision) for name in own.keys() - listed.keys())
     notes = (
         f"leaves {plural(count, 'tensor')} of {what} out, for which version {version} of AIMET's files has no form"
         for what, count in left.items()
     )
-    return aimet_text(listed, {*model.index.initializers}, version), tuple(notes)
+    return aimet_text(listed, {*model.index.initializers}, version, axes), tuple(notes)
 
 
 def _as_unsigned(encoding: Encoding) -> Encoding:

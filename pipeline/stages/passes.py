@@ -26,7 +26,7 @@ from passes.diff import (
     numbers_as_data,
     numbers_text,
 )
-from passes.encodings.aimet import AimetVersion, aimet_text, read_aimet
+from passes.encodings.aimet import AimetVersion, aimet_text_of, read_aimet
 from passes.encodings.carry import carried_as_data, summarize_carried
 from passes.functions import lay_out
 from passes.graph.layer_calls import count_nodes
@@ -268,10 +268,9 @@ def _save_encodings(run: PassRun, version: AimetVersion | None, workspace: Works
         for name in (CARRIED, CARRIED_REPORT):
             (workspace.folder / name).unlink(missing_ok=True)  # of an earlier run
         return ()
-    constants = {*run.model.index.initializers}
     report = json.dumps(carried_as_data(run.encodings), indent=1)
     return (
-        workspace.write_text(CARRIED, aimet_text(run.encodings.encodings, constants, version)),
+        workspace.write_text(CARRIED, aimet_text_of(run.model, run.encodings.encodings, version)),
         workspace.write_text(CARRIED_REPORT, report + "\n"),
     )
 

@@ -21,6 +21,7 @@ from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.placement import place
 from pipeline.quantsim.qdq import insert_qdq
 from tests.pipeline.commands.quantized_files import FORMATS, mlp_file, placement_rule
+from tests.support.onnx_models import model_of
 
 
 def call(*arguments: object) -> str:
@@ -68,6 +69,57 @@ def test_the_encodings_of_onnxruntime(tmp_path: Path) -> None:
     assert {"x", "first", "bias", "second", "y"} <= found.keys()
     assert str(found["first"].precision).startswith("int8/channel")
     assert found["first"].axis == 1
+
+
+@pytest.mark.parametrize("version", ["0.6.1", "1.0.0", "2.0.0", "2.1.0"])
+@pytest.mark.parametrize("axis", [0, 1, -1, -2])
+@pytest.mark.parametrize(
+    ("product", "channel"), [("MatMul (x, {})", 1), ("Gemm <transB = 1> (x, {})", 0), ("MatMul ({}, x)", 0)]
+)
+def test_scales_along_either_axis_of_a_square_weight(
+    tmp_path: Path, product: str, channel: int, axis: int, version: str
+) -> None:
+    weight = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+    scale = np.arange(1, 5, dtype=np.float32) / 100
+    text = f"q = QuantizeLinear <axis = {axis}> (w, s, z) d = DequantizeLinear <axis = {axis}> (q, s, z)"
+    ends = "g (float[4, 4] x) => (float[4, 4] y)"
+    quantized = model_of(
+        f"{ends} {{ {text} y = {product.format('d')} }}", 21, w=weight, s=scale, z=np.zeros(4, np.int8)
+    )
+    onnx.save(quantized, tmp_path / "q.onnx")
+    onnx.save(model_of(f"{ends} {{ y = {product.format('w')} }}", w=weight), tmp_path / "float.onnx")
+    for options in ((), ("--of", tmp_path / "float.onnx")):
+        command = ("encodings", tmp_path / "q.onnx", *options, "--version", version, "-o", tmp_path / "e.encodings")
+        if axis % 2 != channel and version in ("0.6.1", "1.0.0"):
+            with pytest.raises(UsageError, match=r"'w' has scales along other axes .*; take 2\.0\.0 or later"):
+                call(*command)
+            continue
+        call(*command)
+        call("encodings", tmp_path / "float.onnx", "--apply", tmp_path / "e.encodings", "-o", tmp_path / "again.onnx")
+        found = read_qdq(read_model(tmp_path / "again.onnx"))["w"]
+        assert found.axis == axis % 2
+        np.testing.assert_array_equal(found.scale, scale)
+
+
+@pytest.mark.parametrize(("axis", "version"), [(0, "1.0.0"), (1, None), (-1, None), (-2, "1.0.0")])
+def test_blocks_along_either_axis_of_a_square_weight(tmp_path: Path, axis: int, version: str | None) -> None:
+    weight = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+    scale = np.arange(1, 9, dtype=np.float32).reshape((2, 4) if axis % 2 == 0 else (4, 2)) / 100
+    block = f"<axis = {axis}, block_size = 2>"
+    text = f"q = QuantizeLinear {block} (w, s, z) d = DequantizeLinear {block} (q, s, z) y = MatMul (x, d)"
+    zeros = np.zeros(scale.shape, np.int8)
+    quantized = model_of(f"g (float[4, 4] x) => (float[4, 4] y) {{ {text} }}", 21, w=weight, s=scale, z=zeros)
+    onnx.save(quantized, tmp_path / "q.onnx")
+    onnx.save(model_of("g (float[4, 4] x) => (float[4, 4] y) { y = MatMul (x, w) }", 21, w=weight), tmp_path / "f.onnx")
+    command = ("encodings", tmp_path / "q.onnx", "-o", tmp_path / "e.encodings", "--version")
+    if version is None:
+        with pytest.raises(UsageError, match="'w' has scales along other axes"):
+            call(*command, "1.0.0")
+    call(*command, version or "2.0.0")
+    call("encodings", tmp_path / "f.onnx", "--apply", tmp_path / "e.encodings", "-o", tmp_path / "again.onnx")
+    found = read_qdq(read_model(tmp_path / "again.onnx"))["w"]
+    assert found.axis == axis % 2
+    np.testing.assert_array_equal(found.scale, scale)
 
 
 def test_what_holds_no_encodings_is_refused(tmp_path: Path) -> None:
