@@ -154,16 +154,14 @@ class PointedSlot:
         return self._device.copy_in(self._device.as_source(accepted), self._entry.strides)
 
     def _has_form(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has the shape and the strides of the entry; its owner may change both in place."""
+        """Whether a tensor has the dtype, the shape and the strides of the entry; its owner may change all in place."""
         strides = self._entry.strides
-        return tensor.shape == self._shape and (
-            tensor.is_contiguous() if strides is None else tensor.stride() == strides
-        )
+        has_strides = tensor.is_contiguous() if strides is None else tensor.stride() == strides
+        return has_strides and tensor.shape == self._shape and tensor.dtype is self._dtype
 
     def _is_shown_as_it_is(self, tensor: torch.Tensor) -> bool:
         return (
-            tensor.dtype is self._dtype
-            and self._has_form(tensor)
+            self._has_form(tensor)
             and self._is_here(tensor)
             and not tensor.is_conj()
             and not tensor.is_neg()

@@ -225,7 +225,6 @@ class SizedSequence:
     ) -> None:
         self._graph, self._plan = graph, plan
         self.plan_key = plan_key
-        self._inputs = [graph.values[vid].name for vid in graph.inputs]
         self._contexts: LastUsed[Context] = LastUsed(limit, lambda context: context.memory.synchronize())
         self.latest: Context | None = None
         """The context of the sizes that were used last; all of them share its states."""
@@ -242,8 +241,7 @@ class SizedSequence:
         return self.latest
 
     def memory_for(self, feed: Feed) -> ProgramMemory:
-        inputs = as_tensors({name: feed[name] for name in self._inputs if name in feed})
-        return self.context_for(_dims_of_feed(self._graph, inputs)).memory
+        return self.context_for(_dims_of_feed(self._graph, as_tensors(feed))).memory
 
     def latest_memory(self) -> ProgramMemory:
         if self.latest is None:

@@ -184,7 +184,6 @@ class DeviceMemory:
             pool.is_gone = True
             for first, last in pool.free:
                 _give(self._free, first, last)
-            pool.free.clear()
 
     def read(self, block: DeviceBlock) -> bytes:
         return self._bytes[block.first : block.last].tobytes()

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +23,7 @@ from pipeline.ir import Graph
 from pipeline.runtime import CompiledProgram
 from pipeline.runtime.capture import CaptureReport, RandomState, Snapshot
 from pipeline.runtime.devices import Device, StreamOrder
+from pipeline.runtime.kernels import Launch
 from pipeline.runtime.program import ProcessBound
 from pipeline.runtime.tensors import dtype_name
 from pipeline.training.batch import Arguments, Batch, BatchLayout, check_limit
@@ -71,6 +73,7 @@ class TrainProgram(ProcessBound):
         capture: CaptureReport,
         example: Mapping[str, torch.Tensor],
         phases: Sequence[Phase] = (),
+        late: LateSum | None = None,
     ) -> None:
         self.graph, self.capture = graph, capture
         self._phases = tuple(phases)
@@ -87,7 +90,7 @@ class TrainProgram(ProcessBound):
         self._randomness = randomness if randomness.draws else None
         self._checked = more[0] if more else self._loss
         """The output that is finite only if the step is valid."""
-        self._late = LateSum(compiled.device, compiled.context.states.order) if not compiled.device.is_host else None
+        self._late = late
         self._warned: set[str] = set()
         vars(sources.optimizer)["_opt_called"] = True  # else torch's schedulers warn that no step was done
 
@@ -120,7 +123,7 @@ class TrainProgram(ProcessBound):
             outputs = capture.replay_fitting(feed, copy=False)
         loss = outputs[self._loss]
         if self._late is not None:
-            self._late.add(outputs[self._checked])
+            self._late.look()
         elif not math.isfinite(outputs[self._checked].item()):
             raise self._not_finite(feed, loss.item(), random)
         self._replays += 1
@@ -158,7 +161,8 @@ class TrainProgram(ProcessBound):
         self._compiled.synchronize()
         if self._late is not None:
             self._refuse_broken_step(self._late)  # a look that began before the last steps
-            self._late.look_again()
+            with self._compiled.device.scope():
+                self._late.look(at_once=True)
             self._compiled.device.synchronize()
             self._refuse_broken_step(self._late)
 
@@ -387,19 +391,24 @@ class TrainProgram(ProcessBound):
 class LateSum:
     """Zero times a number of each step, which is finite as long as all of them are; the host takes it late."""
 
-    def __init__(self, device: Device, order: StreamOrder) -> None:
+    def __init__(self, device: Device, order: StreamOrder, output: str) -> None:
+        """`output` is the name of that number among the outputs of the step."""
         with device.scope():
             self._sum = device.empty((), None, torch.float32).zero_()
         order.keep([self._sum])
-        self._device, self._value = device, device.late_value(self._sum)
+        self._device, self._output, self._value = device, output, device.late_value(self._sum)
 
-    def add(self, number: torch.Tensor) -> None:
-        self._sum.add_(number, alpha=0)  # zero, or NaN where the number is not finite: the sum stays in its range
-        self._value.start()
+    def launches(self, outputs: Mapping[str, torch.Tensor]) -> list[Launch]:
+        """A part of each capture: zero, or NaN where the number is not finite, so that the sum stays in its range."""
+        return [partial(self._sum.add_, outputs[self._output], alpha=0)]
 
-    def look_again(self) -> None:
+    def clear(self) -> None:
+        """Forget the steps of a warm-up."""
         with self._device.scope():
-            self._value.start(at_once=True)
+            self._sum.zero_()
+
+    def look(self, *, at_once: bool = False) -> None:
+        self._value.start(at_once=at_once)
 
     def is_finite(self) -> bool:
         """Whether all numbers that the host knows are finite; False once after a number that is not finite."""

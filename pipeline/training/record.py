@@ -26,7 +26,7 @@ from pipeline.runtime.tensors import torch_dtype
 from pipeline.training.batch import Batch, LossFunction, check_limit, refuse_classes
 from pipeline.training.graph import LARGE, LIMIT, STEP, make_graph, moment_name, rate_name, stored_name
 from pipeline.training.optimizer import OptimizerSettings, fixed_options, rate_state, read_optimizer
-from pipeline.training.program import PhaseRecorder, TrainProgram
+from pipeline.training.program import LateSum, PhaseRecorder, TrainProgram
 from pipeline.training.state_dict import Sources
 from pipeline.training.trace import TracedStep, refuse_what_torch_refuses, trace_step
 
@@ -122,15 +122,21 @@ def record_step(
     feed = {
         name: tensor.detach() for name, tensor in traced.layout.tensors(batch).items() if name in traced.layout.names
     }
+    session = compiled.context.captures.session
+    late = None if place.is_host else LateSum(place, session.states.order, compiled.signature[1][-1])
+    if late is not None:
+        session.further = late.launches
     try:
         capture = _capture(compiled, feed, recorder)
     except (InternalError, SourceError):  # torch's kernels check dtypes that a recording does not
         refuse_what_torch_refuses(module, loss, batch)
         raise
+    if late is not None:
+        late.clear()
     sources = _sources(module, optimizer, traced, stored, compiled)
     recorder.begin("Replay")
     return TrainProgram(
-        graph, compiled, traced.layout, sources, capture=capture.report, example=feed, phases=recorder.phases
+        graph, compiled, traced.layout, sources, capture=capture.report, example=feed, phases=recorder.phases, late=late
     )
 
 

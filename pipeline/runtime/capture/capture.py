@@ -97,7 +97,7 @@ class Capture(ProcessBound):
             launches = [memory.bind_step(step, self._slots) for step in steps]
             self.flags = memory.flags
             outputs, save_outputs = self._bind_outputs()
-            further = [*save_outputs, *self._bind_updates()]
+            further = [*save_outputs, *self._bind_updates(), *session.further(outputs)]
             memory.keep([*launches, *further])
         # A caller may point an output at other memory, so outputs are tensors of their own and no operand of a launch.
         self._views = OutputViews({name: tensor.detach() for name, tensor in outputs.items()})

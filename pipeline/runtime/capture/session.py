@@ -7,7 +7,7 @@ operators of torch draw from torch's default generator, in runs and in replays, 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
@@ -117,6 +117,9 @@ class CaptureSession:
         self.filled: set[str] = set()
         """Names of the weights and inputs that a capture has taken from its feed."""
         self._warned: set[str] = set()
+        self.further: Callable[[Mapping[str, torch.Tensor]], list[Launch]] = lambda _: []
+        """Launches on the outputs by name that each capture has after those of the plan; they may write to memory that
+        is no state, which no capture puts back after its warm-up."""
         self._pool: object = None
         self._graphs = WeakSet[RecordedGraph]()
 

@@ -171,3 +171,15 @@ def test_torch_is_asked_about_the_very_call(monkeypatch: pytest.MonkeyPatch, is_
     graph = graph_of(Attention(is_causal=is_causal, scale=0.7), [draw()] * 3)
     assert backends_of(compile_graph(graph, device=RecordingDevice())) == ["math"]
     assert asked == [((None, 0.0, is_causal), 0.7)]
+
+
+@pytest.mark.parametrize("sizes", [(0, 2, 3, 8), (3, 0, 3, 8), (3, 2, 0, 8)], ids=str)
+def test_attention_of_nothing_is_computed_by_products(sizes: tuple[int, ...]) -> None:
+    """A kernel of the CPU that torch chooses for no heads ends the process, since it divides by their number."""
+    operands = [torch.empty(sizes) for _ in range(3)]
+    graph = graph_of(Attention(), operands)
+    program = compile_graph(graph, device=RecordingDevice(2**20))
+    assert backends_of(program) == ["math"]
+    feed = {graph.values[vid].name: operand for vid, operand in zip(graph.inputs, operands, strict=True)}
+    (found,) = program.run(feed).values()
+    assert found.shape == sizes

@@ -65,6 +65,10 @@ def test_a_weight_that_its_owner_changes_is_read_as_it_is_then(change: str) -> N
         is_shown = w.data_ptr() in {slot.data_ptr() for slot in program.context._slots}
         assert is_shown is w.is_contiguous(), "a weight is not copied, and stays"
         CHANGES[change](w)
+    w.data = w.data.view(torch.int32)  # at the same address
+    with pytest.raises(UsageError, match=r"input 'w' is int32\[4, 4\]"):
+        program.run({"x": x, "w": w})
+    w.data = w.data.view(torch.float32)
     w.resize_(2, 4)
     with pytest.raises(UsageError, match=r"input 'w' is float32\[2, 4\]"):
         program.run({"x": x, "w": w})

@@ -10,7 +10,8 @@ import torch
 
 from pipeline.errors import UsageError
 from pipeline.importers.from_torch.tensors import TensorPayload
-from pipeline.ir.graph import Graph
+from pipeline.ir.graph import Graph, TensorSpec
+from pipeline.ops import GraphBuilder
 from pipeline.planning import PlanFile, decode_plans, encode_plans
 from pipeline.runtime import CompiledEntries, compile_graphs
 from tests.support.torch_programs import graph_of
@@ -130,6 +131,28 @@ def test_the_first_value_of_a_state_is_that_of_any_graph_that_has_one(
         compile_graphs(other, weights)
     given = compile_graphs(other, {**weights, "cache": torch.zeros(4, 3)})
     assert not given.states()["b_cache"].any()
+
+
+def adds_to(state: str) -> Graph:
+    builder, pair = GraphBuilder(state), TensorSpec((2,), "float32")
+    x, held = builder.input("x", pair), builder.state(state, pair)
+    (after,) = builder.emit("aten.add.Tensor", [held, x], [("after", pair)])
+    return replace(builder.build([after]), updates={held: after})
+
+
+def test_each_entry_point_asks_for_the_states_that_it_reads() -> None:
+    """One without a value is missed where it is read, and nowhere else."""
+    entries, feed = compile_graphs({"first": adds_to("a"), "second": adds_to("b")}), {"x": torch.ones(2)}
+    for name, state in (("first", "a"), ("second", "b")):
+        with pytest.raises(UsageError, match=f"states without a value: {state};"):
+            entries.run(name, feed)
+    entries.give_states({"a": torch.zeros(2)})
+    assert entries.run("first", feed)["after"].tolist() == [1, 1]
+    assert entries.entry("first").replay(feed)["after"].tolist() == [2, 2]
+    with pytest.raises(UsageError, match="the feed lacks 'b'; a capture needs"):
+        entries.entry("second").capture(feed)
+    entries.give_states({"b": torch.ones(2)})
+    assert entries.run("second", feed)["after"].tolist() == [2, 2]
 
 
 def test_there_is_one_arena_and_one_state(entries: CompiledEntries) -> None:

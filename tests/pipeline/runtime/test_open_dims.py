@@ -100,6 +100,15 @@ def test_sizes_are_rounded_up_to_buckets() -> None:
         cache.run({"x": torch.rand(9, 3)})
 
 
+def test_a_feed_of_the_size_of_a_bucket_is_neither_filled_up_nor_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = open_graph(Plain())
+    program = compile_open_graph(graph, Rows().state_dict(), buckets={dim_of(graph): (4,)})
+    monkeypatch.setattr(program, "_fill", None)
+    monkeypatch.setattr(program, "_cut_padding", None)
+    (found,) = program.run({"x": torch.rand(4, 3)}).values()
+    assert len(found) == 4
+
+
 def test_mistakes_are_named(graph: Graph) -> None:
     with pytest.raises(UsageError, match="has no dim 'bach'"):
         compile_open_graph(graph, buckets={"bach": (1,)})
@@ -162,6 +171,7 @@ def test_two_threads_that_meet_a_new_size_make_one_plan(graph: Graph) -> None:
     for thread in threads:
         thread.join()
     assert len(planned) == 1
+    assert not program._planning, "no lock is left of a plan that was made"
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")

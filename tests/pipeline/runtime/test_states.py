@@ -14,9 +14,10 @@ from torch.utils._pytree import tree_leaves
 from pipeline.errors import SourceError, UsageError
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.ops import GraphBuilder
-from pipeline.runtime import RecordingDevice, compile_graph
+from pipeline.runtime import CompiledProgram, RecordingDevice, compile_graph
 from pipeline.runtime.devices import Device
 from pipeline.runtime.eager import run_eager
+from pipeline.runtime.states import LostStates
 from pipeline.runtime.torch_state import FLOAT32, plain_state, without_autograd
 from tests.support.torch_programs import Calls, compile_module, feed_of, graph_of, in_float64
 
@@ -91,6 +92,50 @@ def test_a_state_is_set_to_a_constant_which_stays(device: Device | str) -> None:
         program.reset_states()
         found = [{key: value.tolist() for key, value in run(feed, copy=False).items()} for _ in range(2)]
         assert found == [{"y": [6, 6], "s": [5, 5]}, {"y": [2, 3], "s": [1, 2]}], "the value before the run"
+
+
+def swapping(device: Device | str) -> CompiledProgram:
+    """Each of two states becomes the other one itself, of which no op makes a copy."""
+    builder, pair = GraphBuilder("swap"), TensorSpec((2,), "float32")
+    x, first, second = builder.input("x", pair), builder.state("first", pair), builder.state("second", pair)
+    graph = builder.build(builder.emit("aten.add.Tensor", [x, first], [("y", pair)]))
+    values = {"first": torch.tensor([1.0, 2.0]), "second": torch.tensor([3.0, 4.0])}
+    return compile_graph(replace(graph, updates={first: second, second: first}), values, device=device)
+
+
+@pytest.mark.parametrize("device", ["cpu", RecordingDevice(2**20)], ids=str)
+def test_two_states_become_each_other(device: Device | str) -> None:
+    feed = {"x": torch.zeros(2)}
+    for name in ("run", "replay"):
+        program = swapping(device)
+        assert [getattr(program, name)(feed)["y"].tolist() for _ in range(3)] == [[1, 2], [3, 4], [1, 2]]
+        assert {name: state.tolist() for name, state in program.states().items()} == {"first": [3, 4], "second": [1, 2]}
+
+
+@pytest.mark.parametrize("device", ["cpu", RecordingDevice(2**20)], ids=str)
+def test_a_state_becomes_a_view_of_itself(device: Device | str) -> None:
+    builder, square = GraphBuilder("turn"), TensorSpec((2, 2), "float32")
+    x, held = builder.input("x", square), builder.state("s", square)
+    (y,) = builder.emit("aten.add.Tensor", [x, held], [("y", square)])
+    (turned,) = builder.emit("aten.permute.default", [held], [("turned", square)], {"dims": (1, 0)})
+    graph, feed = replace(builder.build([y]), updates={held: turned}), {"x": torch.zeros(2, 2)}
+    for name in ("run", "replay"):
+        program = compile_graph(graph, {"s": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}, device=device)
+        found = [getattr(program, name)(feed)["y"].flatten().tolist() for _ in range(3)]
+        assert found == [[1, 2, 3, 4], [1, 3, 2, 4], [1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("name", ["run", "replay"])
+def test_states_of_which_some_were_written_have_no_value(name: str) -> None:
+    program, feed = swapping("cpu"), {"x": torch.zeros(2)}
+    call = getattr(program, name)
+    call(feed)
+    states = program.context.states.tensors
+    states[max(states)].as_strided_((2,), (0,))  # torch refuses to write to elements that lie on one another
+    with pytest.raises(RuntimeError, match="refers to a single memory location"):
+        call(feed)
+    with pytest.raises(LostStates, match="had begun to write to the states first, second"):
+        program.states()
 
 
 def test_a_constant_that_a_run_would_change_is_refused() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.authoring.fit import FitLimits, TrainingLoop
 from pipeline.errors import DataError
@@ -54,6 +56,48 @@ def test_a_wait_looks_also_where_the_last_look_was_just_now(
     with pytest.raises(NotFinite):
         program.synchronize()
     program.step((X, LABELS))
+    program.synchronize()
+
+
+def test_a_step_launches_a_copy_of_the_loss_and_nothing_else_after_its_graph(program: TrainProgram) -> None:
+    """The sum of the losses, which is looked at late, is a part of the graph."""
+    launches: list[str] = []
+
+    class Log(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if program._compiled.device.holds(args[0]):
+                launches.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    program.step((X, LABELS))
+    with Log():
+        program.step((X, LABELS))
+    assert launches == ["aten::clone"]
+
+
+class Root(nn.Linear):
+    """The gradient of a root is infinite at 0, where the root itself is finite."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + (self.bias * 0).square().sum().sqrt()
+
+
+@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"check_gradients": True}])
+def test_a_gradient_that_is_not_finite_is_said_late_where_the_loss_is(options: dict[str, Any]) -> None:
+    module, device = Root(3, 3), RecordingDevice(2**22)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    program = record_step(module, nn.functional.cross_entropy, optimizer, (X, LABELS), device=device, **options)
+    assert program.step((X, LABELS)).isfinite()
+    with pytest.raises(NotFinite, match="the loss or a gradient is not finite"):
+        program.synchronize()
+
+
+def test_the_warm_up_is_no_step() -> None:
+    """The example of the recording may be any batch of this form."""
+    module = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    program = record_step(module, nn.functional.cross_entropy, optimizer, BROKEN, device=RecordingDevice(2**22))
+    assert program.step((X, LABELS)).isfinite()
     program.synchronize()
 
 

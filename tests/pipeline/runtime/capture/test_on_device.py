@@ -93,6 +93,7 @@ def test_what_launches_allocate_comes_from_the_pool_of_the_session_and_is_in_the
     assert first.pool_bytes > 0
     assert first.pool_bytes % 256 == 0
     assert f"{first.pool_bytes} B in the pool" in first.summary
+    assert first.buffer_bytes == sum(fed.nbytes for fed in FEED.values())
     again = program.capture(FEED, mode="train").report
     assert len(program.captures) == 2
     assert again.pool_bytes == first.pool_bytes, "what one graph has given back is there for the next"
@@ -222,6 +223,18 @@ def test_a_weight_of_the_feed_is_written_after_the_replays_that_read_it_on_anoth
     with device.on_stream(3):
         program.capture({**feed, "w": torch.full((2,), 5.0)}, mode="train", static_roles=[])
         assert program.replay({"x": torch.ones(2)})["y"].tolist() == [6, 6]
+
+
+def test_a_weight_that_its_owner_moves_to_the_host_is_brought_back(device: RecordingDevice) -> None:
+    builder = GraphBuilder("negative")
+    w = builder.param("w", TensorSpec((3,), "float32"), None)
+    program = compile_graph(
+        builder.build(builder.emit("aten.neg.default", [w], [("y", TensorSpec((3,), "float32"))])), device=device
+    )
+    weight = on(device, 3)
+    assert program.run({"w": weight})["y"].tolist() == [-1] * 3
+    weight.data = torch.full((3,), 2.0)
+    assert program.run({"w": weight})["y"].tolist() == [-2] * 3
 
 
 def test_two_streams_may_not_write_where_the_other_one_reads(device: RecordingDevice) -> None:
