@@ -91,13 +91,11 @@ class DeviceLike:
             )
 
 
-def compare_outputs(
-    model: DetachedModel | Session, quantized: DetachedModel, samples: Iterable[Feeds]
-) -> dict[str, OutputNoise]:
+def compare_outputs(model: DetachedModel, quantized: DetachedModel, samples: Iterable[Feeds]) -> dict[str, OutputNoise]:
     """Run both models on all samples, without graph optimization: so onnxruntime computes what the specification says.
 
     Args:
-        model: in float, or a session of it.
+        model: in float.
         quantized: the other model.
         samples: input → array.
 
@@ -105,7 +103,7 @@ def compare_outputs(
         StepFailed: onnxruntime cannot run one of the models, or an output has another shape.
         UsageError: the float model gives NaN.
     """
-    expected, found, sums = _open(model), Session.of(quantized), _OutputSums()
+    expected, found, sums = Session.of(model), Session.of(quantized), _OutputSums()
     for feeds in samples:
         sums.add(expected.run(feeds), found.run(feeds))
     return sums.noise()
@@ -114,7 +112,8 @@ def compare_outputs(
 def simulate_outputs(
     model: DetachedModel, quantized: DetachedModel, samples: Iterable[Feeds], folder: Path, data: str = KEYS.data
 ) -> tuple[dict[str, OutputNoise], DeviceLike]:
-    """`compare_outputs` and `run_device_like` together, for which the float model runs once on each sample.
+    """`compare_outputs`, and the same with onnxruntime's optimizations, which bring integer kernels and fusions: the
+    float model runs once on each sample. Where onnxruntime cannot run the optimized model, `not_run` says why.
 
     Args:
         model: in float.
@@ -128,9 +127,9 @@ def simulate_outputs(
         UsageError: onnxruntime cannot run the float model, or that gives NaN.
     """
     with _named_as_float(""):
-        expected = _open(model)
+        expected = Session.of(model)
     exact, sums = Session.of(quantized), _OutputSums(data)
-    device = _DeviceRun(quantized, folder, PROTOBUF_LIMIT)
+    device = _DeviceRun(quantized, folder)
     for feeds in samples:
         with _named_as_float(f"; give samples of other sizes ({data})"):
             wanted = expected.run(feeds)
@@ -153,53 +152,20 @@ def find_least_ratio(model: DetachedModel, quantized: DetachedModel, samples: It
     return min((found.sqnr_db for found in compare_outputs(model, quantized, samples).values()), default=float("inf"))
 
 
-def _open(model: DetachedModel | Session) -> Session:
-    return model if isinstance(model, Session) else Session.of(model)
-
-
-def run_device_like(
-    model: DetachedModel | Session,
-    quantized: DetachedModel,
-    samples: Iterable[Feeds],
-    folder: Path,
-    external_from: int = PROTOBUF_LIMIT,
-) -> DeviceLike:
-    """Run the quantized model with onnxruntime's optimizations, which bring integer kernels and fusions.
-
-    Where onnxruntime cannot run that, `not_run` of the result says why.
-
-    Args:
-        model: in float, or a session of it.
-        quantized: the other model.
-        samples: input → array.
-        folder: for the quantized model and the optimized graph.
-        external_from: a model of more bytes than this keeps its weights in files of their own.
-
-    Raises:
-        StepFailed: the float model does not run, or an output has another shape.
-        UsageError: the float model gives NaN.
-    """
-    expected, device = _open(model), _DeviceRun(quantized, folder, external_from)
-    for feeds in samples:
-        device.add(expected.run(feeds), feeds)
-    return device.finish()
-
-
 class _DeviceRun:
     """A quantized model by onnxruntime with its optimizations, whose outputs are compared sample by sample.
 
     Args:
         quantized: the model.
         folder: for the model and the optimized graph.
-        external_from: as that of `run_device_like`.
     """
 
-    def __init__(self, quantized: DetachedModel, folder: Path, external_from: int) -> None:
+    def __init__(self, quantized: DetachedModel, folder: Path) -> None:
         self._quantized, self._path, self._sums = quantized, folder / "device_like.onnx", _OutputSums()
         self._session: _OptimizedSession | None = None
         self._why = ""
         try:
-            self._session = _OptimizedSession(quantized, folder / "quantized.onnx", self._path, external_from)
+            self._session = _OptimizedSession(quantized, folder / "quantized.onnx", self._path)
         except _NotRun as reason:
             self._why = str(reason)
 
@@ -238,7 +204,7 @@ class _OptimizedSession:
         _NotRun: onnxruntime cannot load the model.
     """
 
-    def __init__(self, model: DetachedModel, source: Path, optimized: Path, external_from: int) -> None:
+    def __init__(self, model: DetachedModel, source: Path, optimized: Path) -> None:
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.log_severity_level = 4
@@ -248,9 +214,9 @@ class _OptimizedSession:
         if _has_narrow_floats(model):
             # onnxruntime 1.31 fuses products of 8-bit floats into QGemm, and has no kernel for that
             options.add_session_config_entry("session.disable_quant_qdq", "1")
-        save(model, source, external_from=external_from)
+        save(model, source, external_from=PROTOBUF_LIMIT)
         options.optimized_model_filepath = str(optimized)
-        if model.nbytes() > external_from:  # the optimized model may be too large for one file too
+        if model.nbytes() > PROTOBUF_LIMIT:  # the optimized model may be too large for one file too
             key = "session.optimized_model_external_initializers_file_name"
             options.add_session_config_entry(key, f"{optimized.name}.data")
         try:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
-from passes.errors import StepFailed
+from passes.errors import UsageError
 from passes.weights.detached import DetachedModel
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.placement import place
 from pipeline.quantsim.qdq import insert_qdq
-from pipeline.quantsim.simulation import DroppedOperator, compare_outputs, run_device_like
+from pipeline.quantsim.simulation import DeviceLike, DroppedOperator, Feeds, compare_outputs, simulate_outputs
 from tests.pipeline.quantsim.pictures_of_qdq import model_of, rule
 
 RELU = "g (float[4, 64] x) => (float[4, 64] y) { h = MatMul (x, w) r = Relu (h) y = MatMul (r, v) }"
@@ -35,20 +36,27 @@ def quantize(model: DetachedModel, weights: str, activations: str) -> DetachedMo
     return insert_qdq(model, encode(placement, calibrate(model, placement, samples()), model))
 
 
+def run_device_like(
+    model: DetachedModel, quantized: DetachedModel, samples: Iterable[Feeds], folder: Path
+) -> DeviceLike:
+    return simulate_outputs(model, quantized, samples, folder)[1]
+
+
 def _normal(draw: np.random.Generator, *shape: int) -> np.ndarray:
     return draw.standard_normal(shape).astype(np.float32)
 
 
 @pytest.mark.parametrize(("weights", "activations"), [("int8/channel", "uint8"), ("int16/channel", "uint16")])
 def test_above_the_limit_weights_are_in_files_and_numbers_are_the_same(
-    weights: str, activations: str, tmp_path: Path
+    weights: str, activations: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = relu()
     quantized = quantize(model, weights, activations)
     for name in ("inside", "beside"):
         (tmp_path / name).mkdir()
     inside = run_device_like(model, quantized, samples(), tmp_path / "inside")
-    beside = run_device_like(model, quantized, samples(), tmp_path / "beside", external_from=1024)
+    monkeypatch.setattr("pipeline.quantsim.simulation.PROTOBUF_LIMIT", 1024)
+    beside = run_device_like(model, quantized, samples(), tmp_path / "beside")
     assert beside == inside
     assert not list((tmp_path / "inside").glob("*data"))
     assert sum(file.stat().st_size for file in (tmp_path / "beside").glob("quantized.onnx.*data")) >= 64 * 64
@@ -116,7 +124,7 @@ def test_what_the_optimizations_make_unable_to_run_is_a_result_with_the_reason(
 
 def test_a_failure_of_the_float_model_is_not_taken_for_one_of_the_optimizations(tmp_path: Path) -> None:
     model = relu()
-    with pytest.raises(StepFailed):
+    with pytest.raises(UsageError, match="the float model does not run"):
         run_device_like(model, quantize(model, "int8", "uint8"), [{"x": np.zeros((4, 63), np.float32)}], tmp_path)
 
 
