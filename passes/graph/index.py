@@ -403,6 +403,12 @@ def replace_entries(field: RepeatedCompositeFieldContainer[Entry], entries: Iter
     field.extend(copies)
 
 
+def keep_outputs(graph: GraphProto, names: Iterable[str]) -> None:
+    """Make these values the outputs of a graph, without their types, and remove the nodes that none of them needs."""
+    replace_entries(graph.output, (ValueInfoProto(name=name) for name in names))
+    replace_entries(graph.node, live_nodes(graph)[::-1])
+
+
 def drop_unread(graph: GraphProto, spare: Collection[str] = ()) -> None:
     """Remove, in place, the stored tensors that nothing reads, and the types of values that no node makes any more.
 

@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from passes.context import PassContext
 from passes.errors import StepFailed
-from passes.graph.index import copy_of, extract, replace_all_uses_with
+from passes.graph.index import copy_of, extract, replace_all_uses_with, replace_entries
 from passes.graph.inference import InferenceError, infer_shapes, types_of
 from passes.graph.traversal import live_nodes, read_names
 from passes.model.analysis import extract_nodes, what_is_invalid
@@ -153,6 +153,5 @@ def _is_sound(model: DetachedModel) -> bool:
         return False
     if not all(info.type.tensor_type.HasField("shape") for info in inferred.output):
         return False
-    del model.proto.graph.output[:]
-    model.proto.graph.output.extend(inferred.output)
+    replace_entries(model.proto.graph.output, inferred.output)
     return not what_is_invalid(model)

@@ -16,13 +16,13 @@ import onnx
 from onnx import NodeProto, helper
 
 from passes.encodings.from_qdq import DEQUANTIZED, choose_stems, rename_values
-from passes.graph.index import initializers_of, replace_entries
-from passes.graph.traversal import positions_of, reads_of, sort_nodes
+from passes.graph.index import copy_of, initializers_of, replace_entries
+from passes.graph.traversal import live_nodes, positions_of, reads_of, sort_nodes
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from passes.worker.platforms import return_free_memory
 from pipeline.quantsim.encodings import Encoding
-from pipeline.quantsim.qdq import drop_unread_nodes, find_fixed_values, insert_qdq, quantize_nodes
+from pipeline.quantsim.qdq import find_fixed_values, insert_qdq, quantize_nodes
 from pipeline.quantsim.sites import Site
 
 Feeds = Mapping[str, np.ndarray]
@@ -163,7 +163,7 @@ def _combine(
             graph.node.append(helper.make_node("Sub", [name, value], [f"{name}{part}{DIFFERENCE}"]))
             _add_sum(graph, f"{name}{part}", f"{name}{part}{DIFFERENCE}")
     if TOTAL not in parts:
-        drop_unread_nodes(graph)
+        replace_entries(graph.node, live_nodes(graph)[::-1])
     _sort_side_by_side(graph, model.proto.graph)
     _declare_copies(graph, model.proto.graph)
     for node in graph.node:
@@ -177,8 +177,7 @@ def _put_side_by_side(
     """The float model and the quantized one in one graph that has no outputs yet, and what adds steps to it."""
     quantized = insert_qdq(tuned, encodings)
     stems = choose_stems(model.proto.graph, encodings)
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = model.copy_proto()
     graph = proto.graph
     tensors = zip(graph.initializer, tuned.proto.graph.initializer, strict=True)
     other = {tensor.name for tensor, changed in tensors if tensor != changed}
@@ -274,8 +273,7 @@ class QuantizedSteps:
             return self._added[title]
         results = self._added[title] = {}
         for node in nodes:
-            copy = NodeProto()
-            copy.CopyFrom(node)
+            copy = copy_of(node)
             copy.name = f"{title}/{_first_result(node)}"
             rename_values(copy, lambda read: results.get(read) or self._read(read), reads_only=True)
             for index, output in enumerate(node.output):
@@ -314,8 +312,7 @@ def _first_result(node: NodeProto) -> str:
 
 
 def _with_prefix(node: NodeProto, shared: Collection[str]) -> NodeProto:
-    copy = NodeProto()
-    copy.CopyFrom(node)
+    copy = copy_of(node)
     copy.name = QUANTIZED + node.name if node.name else ""
     rename_values(copy, lambda name: name if name in shared else QUANTIZED + name)
     return copy

@@ -13,17 +13,15 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-import onnx
 from onnx import NodeProto, helper
 
 from passes.errors import StepFailed
-from passes.graph.index import replace_entries
+from passes.graph.index import keep_outputs, replace_entries
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.config import KEYS
 from pipeline.errors import UsageError
 from pipeline.quantsim.encodings import Range
-from pipeline.quantsim.qdq import drop_unread_nodes
 
 Feeds = Mapping[str, np.ndarray]
 
@@ -90,8 +88,7 @@ class TensorObserver:
 
     def _session(self, names: Sequence[str]) -> Session | None:
         proto = self._model.copy_proto()
-        replace_entries(proto.graph.output, [onnx.ValueInfoProto(name=name) for name in names])
-        drop_unread_nodes(proto.graph)
+        keep_outputs(proto.graph, names)
         return _open(self._model.with_proto(proto))
 
     def _run(self, session: Session | None, sample: Feeds, number: int) -> dict[str, np.ndarray]:
@@ -139,9 +136,7 @@ def reduce_values(model: DetachedModel, names: Collection[str], operators: Seque
         for name in (name for name in node.output if name in names):
             nodes += [helper.make_node(operator, [name], [f"{name}/{operator}"]) for operator in operators]
     replace_entries(proto.graph.node, nodes)
-    outputs = [onnx.ValueInfoProto(name=f"{name}/{operator}") for name in names for operator in operators]
-    replace_entries(proto.graph.output, outputs)
-    drop_unread_nodes(proto.graph)
+    keep_outputs(proto.graph, (f"{name}/{operator}" for name in names for operator in operators))
     return model.with_proto(proto)
 
 

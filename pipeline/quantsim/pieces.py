@@ -19,12 +19,12 @@ from typing import Any, Final
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from passes.graph.index import GraphIndex, computed_values, copy_of, extract, values_read
+from passes.graph.index import GraphIndex, computed_values, copy_of, extract, replace_entries, values_read
 from passes.graph.op_facts import has_body
+from passes.graph.traversal import live_nodes
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.errors import CheckFailed, UsageError
-from pipeline.quantsim.qdq import drop_unread_nodes
 from pipeline.quantsim.shard_files import WeightFormat, open_source, read_dequantized
 
 HALVES: Final = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -163,10 +163,8 @@ class PieceRunner:
             for name in piece.reads
         ]
         proto = extract(model.proto, nodes, inputs=inputs, outputs=[ValueInfoProto(name=name) for name in wanted])
-        drop_unread_nodes(proto.graph)
-        widened = list(widen(proto.graph.node, model.index.initializers))
-        del proto.graph.node[:]
-        proto.graph.node.extend(widened)
+        live = live_nodes(proto.graph)[::-1]
+        replace_entries(proto.graph.node, widen(live, model.index.initializers))
         self._session = Session.of(DetachedModel(proto, model.weights).with_arrays(arrays))
 
     def run(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -87,8 +87,7 @@ def insert_qdq(model: DetachedModel, encodings: Mapping[str, Encoding]) -> Detac
     check_opset(model.proto, {name: encoding.precision for name, encoding in encodings.items()})
     stems = choose_stems(graph, encodings)
     outputs = {info.name for info in graph.output}
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = model.copy_proto()
     del proto.graph.node[:], proto.graph.initializer[:], proto.graph.value_info[:]
     added: list[TensorProto] = []
     renamed: dict[str, str] = {}
@@ -240,16 +239,3 @@ def find_fixed_values(graph: onnx.GraphProto, constants: Collection[str]) -> fro
         if reads and fixed.issuperset(reads):
             fixed.update(node.output)
     return frozenset(fixed.difference(constants))
-
-
-def drop_unread_nodes(graph: onnx.GraphProto) -> None:
-    """Remove the nodes whose results no output depends on."""
-    read = {info.name for info in graph.output}
-    kept: list[NodeProto] = []
-    for node in reversed(graph.node):
-        if not read.isdisjoint(node.output):
-            kept.append(node)
-            read.update(reads_of(node))
-    kept.reverse()
-    del graph.node[:]
-    graph.node.extend(kept)

@@ -18,15 +18,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import onnx
 from onnx import NodeProto
 
+from passes.graph.index import keep_outputs
 from passes.graph.op_facts import MATRIX_PRODUCTS, PRODUCTS, RECURRENT
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.quantsim.encodings import Encoding
 from pipeline.quantsim.noise import Feeds, sqnr_db
-from pipeline.quantsim.qdq import drop_unread_nodes
 from pipeline.quantsim.sites import Site, find_sites
 
 WEIGHTED: Final = PRODUCTS | RECURRENT
@@ -210,9 +209,6 @@ def _session_of(model: DetachedModel, reads: Collection[str]) -> Session | None:
     wanted = sorted(made & {*reads})
     if not wanted:
         return None
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    del proto.graph.output[:]
-    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
-    drop_unread_nodes(proto.graph)
-    return Session.of(DetachedModel(proto, model.weights))
+    proto = model.copy_proto()
+    keep_outputs(proto.graph, wanted)
+    return Session.of(model.with_proto(proto))

@@ -228,8 +228,7 @@ def _assemble(
     for node in graph.node:
         rename_values(node, lambda name: renamed.get(name, name), reads_only=True)
     own = list(graph.node)
-    del graph.node[:]
-    graph.node.extend([*nodes, *own])
+    replace_entries(graph.node, [*nodes, *own])
     file = folder / "model.onnx"
     with replace_when_done(file) as temporary:
         temporary.write_bytes(proto.SerializeToString())

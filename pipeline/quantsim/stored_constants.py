@@ -8,6 +8,7 @@ import onnx
 from onnx import NodeProto, TensorProto
 
 from passes.errors import StepFailed
+from passes.graph.index import copy_of, replace_entries
 from passes.graph.inference import FLOATS, types_of
 from passes.graph.op_facts import ONNX_DOMAINS
 from passes.weights.detached import DetachedModel, detach
@@ -20,15 +21,12 @@ def store_constants(model: DetachedModel) -> DetachedModel:
     moved = {name: tensor for name, tensor in held.items() if name not in outputs}
     if not moved:
         return model
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = model.copy_proto()
     nodes = [node for node in model.proto.graph.node if not moved.keys() & set(node.output)]
-    del proto.graph.node[:]
-    proto.graph.node.extend(nodes)
+    replace_entries(proto.graph.node, nodes)
     added: list[TensorProto] = []
     for name, tensor in moved.items():
-        copy = TensorProto()
-        copy.CopyFrom(tensor)
+        copy = copy_of(tensor)
         copy.name = name
         added.append(copy)
     stored = detach(onnx.ModelProto(graph=onnx.GraphProto(initializer=added)))

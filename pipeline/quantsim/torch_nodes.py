@@ -21,7 +21,7 @@ import torch
 from onnx import NodeProto, helper
 from torch import Tensor
 
-from passes.graph.index import computed_values
+from passes.graph.index import computed_values, keep_outputs
 from passes.graph.inference import float_tensors
 from passes.graph.traversal import read_names
 from passes.suggest import plural
@@ -36,7 +36,7 @@ from pipeline.ir import Op, TensorSpec
 from pipeline.ir.graph import ArrayPayload
 from pipeline.ops import Kind
 from pipeline.quantsim.encodings import Encoding, round_trip
-from pipeline.quantsim.qdq import drop_unread_nodes, find_fixed_values
+from pipeline.quantsim.qdq import find_fixed_values
 from pipeline.runtime.eager import STRAIGHT_THROUGH, Own, apply
 from pipeline.runtime.kernels.base import place_of
 from pipeline.runtime.tensors import as_tensor, dtype_name, to_numpy
@@ -234,9 +234,8 @@ def _compute_fixed(
     constants in their formats."""
     proto = model.copy_proto()
     graph = proto.graph
-    del graph.output[:], graph.input[:], graph.initializer[:]
-    graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    drop_unread_nodes(graph)
+    del graph.input[:], graph.initializer[:]
+    keep_outputs(graph, names)
     read = {name for node in graph.node for name in node.input}
     feeds: dict[str, np.ndarray] = {}
     for tensor in model.proto.graph.initializer:

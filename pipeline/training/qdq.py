@@ -19,7 +19,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from passes.encodings.encoding import Encoding
 from passes.encodings.from_qdq import read_qdq
-from passes.graph.index import initializers_of, producers_of
+from passes.graph.index import copy_of, initializers_of, producers_of
 from passes.weights.detached import detach
 from pipeline.errors import Unsupported, UsageError
 
@@ -96,8 +96,7 @@ def trainable_form(model: QdqModel) -> onnx.ModelProto:
     Raises:
         Unsupported: a zero point that is no initializer.
     """
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = copy_of(model.proto)
     graph = proto.graph
     nodes = list(graph.node)
     del graph.node[:], graph.value_info[:]
@@ -266,8 +265,7 @@ def _as_floats(proto: onnx.ModelProto, weight: StoredWeight) -> np.ndarray:
 
 
 def _copy(node: NodeProto, *, input: list[str]) -> NodeProto:
-    copy = NodeProto()
-    copy.CopyFrom(node)
+    copy = copy_of(node)
     copy.input[:] = input
     return copy
 

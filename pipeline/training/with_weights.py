@@ -13,7 +13,7 @@ import torch
 from onnx import helper, numpy_helper
 from torch import nn
 
-from passes.graph.index import initializers_of, producers_of
+from passes.graph.index import copy_of, initializers_of, producers_of
 from passes.graph.op_facts import BIAS, BIASED
 from passes.suggest import nearest
 from pipeline.argument_checks import Check, a, expects
@@ -73,8 +73,7 @@ def with_weights(model: onnx.ModelProto | str | Path, trained: TrainedModule | G
     Raises:
         UsageError: a trained weight is not one of the model, has another shape, or a scale is not above zero.
     """
-    proto = onnx.ModelProto()
-    proto.CopyFrom(whole_model(model))
+    proto = copy_of(whole_model(model))
     arrays = _arrays(trained)
     tensors = initializers_of(proto.graph)
     tensors |= {

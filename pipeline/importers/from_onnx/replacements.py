@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from passes.graph.index import copy_of, delete_named, replace_entries
 from passes.rewrites.attention_core import write_core
 from passes.rewrites.attention_operators import READERS, read_attention
 from passes.rewrites.graph_values import GraphValues
@@ -156,8 +157,7 @@ def _with_attributes(
     for attribute in node.attribute:
         if attribute.ref_attr_name:
             if attribute.ref_attr_name in given:
-                copy = onnx.AttributeProto()
-                copy.CopyFrom(given[attribute.ref_attr_name])
+                copy = copy_of(given[attribute.ref_attr_name])
                 copy.name = attribute.name
                 resolved.append(copy)
             continue
@@ -165,9 +165,7 @@ def _with_attributes(
             for inner in graph.node:
                 _with_attributes(inner, given, caller)
         resolved.append(attribute)
-    kept = [onnx.AttributeProto.FromString(attribute.SerializeToString()) for attribute in resolved]
-    del node.attribute[:]
-    node.attribute.extend(kept)
+    replace_entries(node.attribute, resolved)
     if not node.metadata_props:
         node.metadata_props.extend(caller.metadata_props)
     return node
@@ -175,8 +173,7 @@ def _with_attributes(
 
 def _with_renamed_values(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
     """A copy with new names, also inside its own branches, whose names shadow none in valid ONNX."""
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
+    copy = copy_of(node)
     _rename(copy, names)
     return copy
 
@@ -222,8 +219,7 @@ def attention_nodes(
     known = domain and (domain, node.proto.op_type) in READERS
     if not known or any(name and name not in specs for name in node.proto.input):
         return None
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node.proto)
+    copy = copy_of(node.proto)
     copy.name = fresh(copy.name or copy.output[0])
     arrays = {name: array for name in copy.input if name and (array := constants(name)) is not None}
     graph = helper.make_graph(
@@ -260,9 +256,8 @@ def modern_nodes(node: PendingNode, specs: Specs, fresh: Fresh) -> list[PendingN
     opset = node.opsets.get("", OLDEST_WITH_BROADCASTING)
     if opset >= OLDEST_WITH_BROADCASTING:
         return None
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node.proto)
-    drop_attributes(copy, "consumed_inputs")  # a hint about memory
+    copy = copy_of(node.proto)
+    delete_named(copy.attribute, {"consumed_inputs"})  # a hint about memory
     adapt = ADAPTERS.get(copy.op_type) if node.proto.domain in ("", "ai.onnx") else None
     nodes = adapt(copy, specs, fresh) if adapt else [copy]
     opsets = {**node.opsets, "": OLDEST_WITH_BROADCASTING}
@@ -272,7 +267,7 @@ def modern_nodes(node: PendingNode, specs: Specs, fresh: Fresh) -> list[PendingN
 def broadcast(node: onnx.NodeProto, specs: Specs, fresh: Fresh) -> list[onnx.NodeProto]:
     """Operand 1 is laid along the axes of operand 0 that begin with `axis`, or along its last axes."""
     found = {attribute.name: attribute.i for attribute in node.attribute}
-    drop_attributes(node, "broadcast", "axis")
+    delete_named(node.attribute, {"broadcast", "axis"})
     axis = found.get("axis")
     if not found.get("broadcast") or axis is None or any(name not in specs for name in node.input):
         return [node]
@@ -306,7 +301,7 @@ def reshape_operand(node: onnx.NodeProto, shape: tuple[int, ...], fresh: Fresh) 
 def inference_only(node: onnx.NodeProto, _specs: Specs, _fresh: Fresh) -> list[onnx.NodeProto]:
     """`is_test` says that nothing is trained. Without it these operators would train, which is refused."""
     is_test = any(attribute.name == "is_test" and attribute.i for attribute in node.attribute)
-    drop_attributes(node, "is_test")
+    delete_named(node.attribute, {"is_test"})
     if not is_test and (node.op_type == "Dropout" or len(node.output) > 1):
         raise Unsupported(
             f"node {node.name or node.output[0]!r} ({node.op_type}) is in training mode before opset 7, expected "
@@ -316,7 +311,7 @@ def inference_only(node: onnx.NodeProto, _specs: Specs, _fresh: Fresh) -> list[o
 
 
 def without_broadcast(node: onnx.NodeProto, _specs: Specs, _fresh: Fresh) -> list[onnx.NodeProto]:
-    drop_attributes(node, "broadcast")
+    delete_named(node.attribute, {"broadcast"})
     return [node]
 
 
@@ -346,14 +341,6 @@ def rename_attribute(old: str, new: str) -> Adapter:
         return [node]
 
     return adapt
-
-
-def drop_attributes(node: onnx.NodeProto, *names: str) -> None:
-    kept = [attribute for attribute in node.attribute if attribute.name not in names]
-    if len(kept) != len(node.attribute):
-        copies = [onnx.AttributeProto.FromString(attribute.SerializeToString()) for attribute in kept]
-        del node.attribute[:]
-        node.attribute.extend(copies)
 
 
 ADAPTERS: dict[str, Adapter] = {

@@ -14,6 +14,7 @@ import onnx
 from onnx import helper, numpy_helper, shape_inference
 
 from passes.custom_ops import declared_ops
+from passes.graph.index import copy_of
 from passes.suggest import plural
 from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.importers.from_onnx.source import Attributes, element_type, ir_dtype, op_key
@@ -146,8 +147,7 @@ def with_defaults(proto: onnx.NodeProto) -> onnx.NodeProto:
     """`proto` with the default that ONNX's inference of STFT forgets: half of the bins (onnx 1.23)."""
     if proto.op_type != "STFT" or any(attribute.name == "onesided" for attribute in proto.attribute):
         return proto
-    copy = onnx.NodeProto()
-    copy.CopyFrom(proto)
+    copy = copy_of(proto)
     copy.attribute.append(helper.make_attribute("onesided", 1))
     return copy
 
