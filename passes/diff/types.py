@@ -9,8 +9,8 @@ from typing import Final
 
 from onnx import NodeProto
 
-from passes.graph.op_facts import first_output, op_name
-from passes.provenance.annotations import module_path_of
+from passes.graph.op_facts import op_name
+from passes.provenance.annotations import known_as, module_of
 from passes.suggest import join_first, plural, shorten_lines
 from passes.visible import html_table
 
@@ -240,6 +240,4 @@ class Diff:
 
 def label_of(node: NodeProto) -> NodeLabel:
     """What reports call a node: its operator, its name, and its innermost torch module."""
-    module = module_path_of(node)
-    name = node.name or first_output(node)
-    return NodeLabel(op_name(node), name, module.paths[-1] if module is not None and module.paths else "")
+    return NodeLabel(op_name(node), known_as(node), module_of(node))

@@ -126,6 +126,11 @@ def known_as(node: NodeProto) -> str:
     return next((name for name in (node.name, *node.output) if name), "")
 
 
+def op_and_name(node: NodeProto) -> str:
+    """What messages call a node: `Softmax 'probs'`."""
+    return f"{node.op_type} {known_as(node)!r}"
+
+
 class Descendants:
     """The nodes of a later model, by the names of the source's nodes that they replace; annotations are read once."""
 
@@ -186,6 +191,12 @@ def module_path_of(node: NodeProto) -> ModulePath | None:
     if any(path.startswith(NO_MODULE) for path in paths):
         paths, classes = (), ()
     return ModulePath(paths, classes, _frames(known.get(STACK_KEY, "")))
+
+
+def module_of(node: NodeProto) -> str:
+    """The dotted path of the innermost torch module around `node`; empty at the root, outside of any, or if unknown."""
+    module = module_path_of(node)
+    return module.paths[-1] if module is not None and module.paths else ""
 
 
 def common_module(modules: Iterable[ModulePath]) -> ModulePath | None:

@@ -18,6 +18,7 @@ from onnx import NodeProto, TensorProto
 from passes.context import PassContext
 from passes.graph.op_facts import CONTRIB, domain_of, input_of, opset_of, output_of
 from passes.graph.traversal import every_node
+from passes.provenance.annotations import op_and_name
 from passes.rewrites.attention_core import LOWEST, AttentionCore, Heads, Rotary, write_core
 from passes.rewrites.graph_values import GraphValues
 from passes.rewrites.node_writer import NodeWriter, NotHandledError, attributes_of
@@ -383,7 +384,7 @@ def _replace_attention(model: DetachedModel) -> tuple[DetachedModel, list[str], 
         try:
             write_core(read_attention(writer), writer)
         except NotHandledError as reason:
-            reasons.append(f"{_name_of(writer.node)}: {reason}")
+            reasons.append(f"{op_and_name(writer.node)}: {reason}")
             continue
         rewriter.replace_by(writer.node, writer.nodes)
     return (rewriter.to_model(), reasons, True) if rewriter.changes else (model, reasons, False)
@@ -394,7 +395,3 @@ def _count_in_bodies(proto: onnx.ModelProto) -> int:
     graphs = (proto.graph, *proto.functions)
     every = sum(is_attention(node) for graph in graphs for node in every_node(graph))
     return every - sum(is_attention(node) for node in proto.graph.node)
-
-
-def _name_of(node: NodeProto) -> str:
-    return f"{node.op_type} {(node.name or node.output[0])!r}"

@@ -16,6 +16,7 @@ from passes.graph.index import GraphIndex, constant_of, extract, replace_entries
 from passes.graph.inference import InferenceError, dims_of, infer_shapes, infer_types
 from passes.graph.op_facts import ONNX_DOMAINS, RANDOM_OPS, attribute_of, opset_of
 from passes.graph.traversal import bodies_in, every_graph, every_node, inline_functions, without_sparse
+from passes.provenance.annotations import op_and_name
 from passes.step import PassResult, Step
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import portable, why_not_run
@@ -53,7 +54,7 @@ class ConvertOpset(Step, name="convert-opset", reads="structure", source="onnx")
         converted = context.worker.call(convert, model=model.proto.SerializeToString(), to=self.to)
         proto = onnx.load_from_string(converted)
         for node, reason in _without_form(proto, self.to):
-            raise StepFailed(f"{_name_of(node)} {reason} at opset {self.to}: onnx's converter left it unchanged")
+            raise StepFailed(f"{op_and_name(node)} {reason} at opset {self.to}: onnx's converter left it unchanged")
         made = model.with_proto(proto)
         if not any(node.op_type in RANDOM_OPS for node in every_node(proto.graph)):
             return PassResult(made)
@@ -100,9 +101,9 @@ def convert(model: bytes, to: int) -> bytes:
 def _describe_refusals(blamed: Sequence[tuple[NodeProto, str]]) -> str:
     """The first node with its reason, and the names of the next `NAMED` nodes."""
     (node, reason), *others = blamed
-    names = ", ".join(_name_of(other) for other, _ in others[:NAMED])
+    names = ", ".join(op_and_name(other) for other, _ in others[:NAMED])
     count = f"{len(others)} more" if len(others) > NAMED else "also"
-    return f"{_name_of(node)} {reason}" + (f"; {count}: {names}" if names else "")
+    return f"{op_and_name(node)} {reason}" + (f"; {count}: {names}" if names else "")
 
 
 def _convert_around(proto: onnx.ModelProto, kept: Collection[str], to: int) -> onnx.ModelProto:
@@ -269,7 +270,7 @@ NAMED: Final = 3
 def _refuse_attention(proto: onnx.ModelProto, to: int) -> None:
     for node, reason in _without_form(proto, to):
         if node.op_type == "Attention" and "no form" in reason:
-            raise StepFailed(f"{_name_of(node)} {reason} at opset {to}: put decompose-attention before it")
+            raise StepFailed(f"{op_and_name(node)} {reason} at opset {to}: put decompose-attention before it")
 
 
 def _refuse_inner_axes(proto: onnx.ModelProto, to: int) -> None:
@@ -289,8 +290,8 @@ def _refuse_inner_axes(proto: onnx.ModelProto, to: int) -> None:
         dims = dims_of(types[node.input[0]]) if node.input[0] in types else None
         if dims is not None and axis % len(dims) != len(dims) - 1:
             raise StepFailed(
-                f"{_name_of(node)} computes along axis {axis} of {len(dims)}; at opset {to} it would compute along all "
-                "axes after that one, too: transpose that axis to the end"
+                f"{op_and_name(node)} computes along axis {axis} of {len(dims)}; at opset {to} it would compute along "
+                "all axes after that one, too: transpose that axis to the end"
             )
 
 
@@ -325,10 +326,6 @@ def _lack_of(node: NodeProto, to: int) -> str:
         return f"has the attribute {unknown[0]!r}, which is not known"
     lacks = not schema.min_input <= len(node.input) <= schema.max_input
     return "has another number of inputs than it takes" if lacks else ""
-
-
-def _name_of(node: NodeProto) -> str:
-    return f"{node.op_type} {(node.name or node.output[0])!r}"
 
 
 @dataclass(frozen=True, slots=True)

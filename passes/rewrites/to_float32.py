@@ -29,7 +29,7 @@ class ToFloat32(Step, name="to-float32", reads="values"):
         types = {info.name: info.type.tensor_type.elem_type for info in (*graph.input, *graph.output)}
         ends = {name: kind for name, kind in types.items() if kind in HALVES}
         for node in graph.node:
-            _widen_attributes(node)
+            widen_attributes(node)
         made = {name: kind for name, kind in ends.items() if name in index.producers}
         fed = {name: take_name(f"{name}/float32", taken) for name in ends.keys() - made.keys()}
         inner = {name: take_name(f"{name}/float32", taken) for name in made}
@@ -60,7 +60,8 @@ def _why_not(model: DetachedModel) -> str:
     return "its weights are not read" if model.unread() else ""
 
 
-def _widen_attributes(node: NodeProto) -> None:
+def widen_attributes(node: NodeProto) -> None:
+    """Put float32 into the attributes that name or hold floats of 16 bits, in place."""
     for attribute in node.attribute:
         if attribute.name in TYPES and attribute.i in HALVES:
             attribute.i = TensorProto.FLOAT
@@ -75,5 +76,5 @@ def _cast(name: str, result: str, kind: int) -> NodeProto:
 
 HALVES: Final = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
-TYPES: Final = ("dtype", "output_dtype", "to")
-"""The attributes that name a type."""
+TYPES: Final = ("dtype", "output_dtype", "softmax_precision", "stash_type", "to")
+"""The attributes that name the type of a result, or of a computation."""

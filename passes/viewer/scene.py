@@ -18,7 +18,7 @@ from passes.graph.inference import types_of
 from passes.graph.op_facts import op_name
 from passes.graph.traversal import bodies_in, reads_of
 from passes.matching.flat_graph import ABSENT
-from passes.provenance.annotations import annotations_of, module_path_of
+from passes.provenance.annotations import annotations_of, known_as, module_of
 from passes.structures import STRUCTURES, structure_of
 from passes.structures.subgraph import subgraph_of
 from passes.structures.view import GraphView
@@ -204,13 +204,12 @@ def _structures_of(model: DetachedModel) -> dict[str, str]:
 
 
 def _box_of(node: NodeProto, index: GraphIndex, types: Mapping[str, str], bars: _Histograms | None) -> dict[str, Any]:
-    module = module_path_of(node)
     marks = annotations_of(node)
     box: dict[str, Any] = {
         "op": op_name(node),
-        "name": node.name or node.output[0],
+        "name": known_as(node),
         "makes": node.output[0],
-        "module": module.paths[-1] if module is not None and module.paths else "",
+        "module": module_of(node),
         "outs": [f"{name} {types.get(name, '')}".strip() for name in node.output if name],
         "ins": [f"{name} {types.get(name, '')}".strip() for name in node.input if name],
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
@@ -80,6 +80,16 @@ def _key(key: Any) -> str:
 
 
 FIELDS = {pytree.MappingKey: "key", pytree.SequenceKey: "idx", pytree.GetAttrKey: "name"}
+
+
+def named_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, those that `**kwargs` takes among them."""
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    arguments: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        is_rest = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+        arguments |= value if is_rest else {name: value}
+    return arguments
 
 
 def parameter_names(module: nn.Module) -> tuple[list[str], bool]:

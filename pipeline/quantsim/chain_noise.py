@@ -130,6 +130,10 @@ class QuantizedChain:
             for row in self.layers
         )
 
+    def ratios_of(self, part: str) -> dict[str, float]:
+        """Layer of a part → its ratio in dB."""
+        return {row.layer: row.sqnr_db for row in self.layers if row.part == part}
+
     def sentences(self) -> Iterator[str]:
         """Why a part has no row, and what each part does alone."""
         yield from self.notes

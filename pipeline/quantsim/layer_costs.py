@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from passes.provenance.annotations import module_path_of
+from passes.provenance.annotations import module_of
 from passes.suggest import plural
 from passes.weights.detached import DetachedModel
 from pipeline.quantsim.encodings import Encoding
 from pipeline.quantsim.qdq import insert_qdq
-from pipeline.quantsim.sensitivity import Layer, find_layers
+from pipeline.quantsim.sensitivity import Layer, find_layers, group_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,27 +106,21 @@ def measure_costs(
             does not know come last.
     """
     layers = {name: find_layers(entry.model, entry.encodings) for name, entry in models.items()}
-    units: dict[object, list[tuple[str, Layer]]] = {}
-    for name, own in layers.items():
-        for layer in own:
-            units.setdefault(layer.output if are_alike else (name, layer.output), []).append((name, layer))
 
-    def sensitivity_of(unit: list[tuple[str, Layer]]) -> float:
+    def sensitivity_of(unit: Sequence[tuple[str, Layer]]) -> float:
         return min(models[name].sensitivity.get(layer.output, math.inf) for name, layer in unit)
 
-    ranked = sorted(units.values(), key=sensitivity_of)
+    ranked = sorted(group_layers(layers, are_alike=are_alike), key=sensitivity_of)
     begun = time.perf_counter()
-    found: list[tuple[LayerCost, list[tuple[str, Layer]]]] = []
+    found: list[tuple[LayerCost, Sequence[tuple[str, Layer]]]] = []
     for unit in ranked:
         if found and time.perf_counter() - begun > budget_s:
             break
         value = metric.rate({name: models[name].quantize(layer.tensors()) for name, layer in unit})
         known = sensitivity_of(unit)
         node, part = unit[0][1].nodes[0], " and ".join(name for name, _ in unit)
-        place = module_path_of(node)
-        module = place.paths[-1] if place and place.paths else ""
         ratio = known if math.isfinite(known) else None
-        cost = LayerCost(unit[0][1].output, node.op_type, module, value, metric.loss(value), ratio, part)
+        cost = LayerCost(unit[0][1].output, node.op_type, module_of(node), value, metric.loss(value), ratio, part)
         found.append((cost, unit))
         note(len(found), len(ranked))
     found.sort(key=lambda entry: -entry[0].loss)  # stable: of equal ones the most sensitive comes first

@@ -335,13 +335,10 @@ class PartsSimulation:
         """What each layer alone costs the metric of the chain; None where that is not asked for."""
         if self.costs_budget_s is None:
             return None
-        ratios: dict[str, dict[str, float]] = {name: {} for name in self.models}
-        for row in rated.layers:
-            ratios[row.part][row.layer] = row.sqnr_db
         with time_stage(self.show, "layers") as details:
             found = measure_costs(
                 {
-                    name: CostedModel(simulation.tuned, simulation.encodings, ratios[name])
+                    name: CostedModel(simulation.tuned, simulation.encodings, rated.ratios_of(name))
                     for name, simulation in self.simulations.items()
                 },
                 CostMetric(METRIC, 1.0, lambda models: judge.compare(models).agreement, lambda value: 1.0 - value),
@@ -367,9 +364,6 @@ class PartsSimulation:
         if not rated.layers:
             self.show(Note("nothing is suggested, since the sensitivity of layers is not known"))
             return None
-        sensitivity: dict[str, dict[str, float]] = {name: {} for name in self.models}
-        for row in rated.layers:
-            sensitivity[row.part][row.layer] = row.sqnr_db
 
         def compare(placements: Placements) -> ChainNoise:
             placements = shared.unify(placements)
@@ -390,7 +384,7 @@ class PartsSimulation:
         if (drop := target.metric_drop) is not None:
             goal = MetricTarget(lambda found: compare(found).agreement, lambda value: value >= 1 - drop)
         entries = {
-            name: simulation.layered_model(sensitivity[name], shared.stored_before(name))
+            name: simulation.layered_model(rated.ratios_of(name), shared.stored_before(name))
             for name, simulation in self.simulations.items()
         }
         with time_stage(self.show, "suggest") as details:

@@ -17,20 +17,16 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
-from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 from passes.graph.index import GraphIndex, computed_values, copy_of, extract, replace_entries, values_read
 from passes.graph.op_facts import has_body
 from passes.graph.traversal import live_nodes
+from passes.rewrites.to_float32 import HALVES, widen_attributes
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.quantsim.shard_files import WeightFormat, open_source, read_dequantized
-
-HALVES: Final = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-
-TYPE_ATTRIBUTES: Final = ("to", "dtype", "output_dtype", "softmax_precision", "stash_type")
-"""Attributes that name the type of a result, or of a computation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +189,7 @@ def widen(nodes: Sequence[NodeProto], stored: dict[str, TensorProto]) -> Iterato
                 wide.add(name)
                 yield helper.make_node("Cast", [name], [f"{name}{WIDE}"], to=TensorProto.FLOAT)
             made.input[place] = f"{name}{WIDE}"
-        for attribute in made.attribute:
-            if attribute.name in TYPE_ATTRIBUTES and attribute.i in HALVES:
-                attribute.i = TensorProto.FLOAT
-            if attribute.HasField("t") and attribute.t.data_type in HALVES:
-                values = numpy_helper.to_array(attribute.t).astype(np.float32)
-                attribute.t.CopyFrom(numpy_helper.from_array(values, attribute.t.name))
+        widen_attributes(made)
         is_half_table = tables and node.input[0] in stored and stored[node.input[0]].data_type in HALVES
         if is_half_table:
             made.output[0] = f"{node.output[0]}{NARROW}"

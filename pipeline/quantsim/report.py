@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from passes.provenance.annotations import module_path_of
+from passes.provenance.annotations import module_of
 from passes.structures import STRUCTURES
 from passes.structures.view import GraphView
 from passes.suggest import bytes_text, plural, shorten_lines
@@ -222,8 +222,7 @@ def _layer_rows(
     whole = sum(powers.values()) or 1.0
     producers = model.index.producers
     for name in sorted(sensitivity, key=sensitivity.__getitem__):
-        place = module_path_of(producers[name])
-        module = place.paths[-1] if place and place.paths else ""
+        module = module_of(producers[name])
         op, share = producers[name].op_type, powers[name] / whole
         yield QuantizedLayer(name, op, module, parts.get(name, ""), sensitivity[name], share)
 

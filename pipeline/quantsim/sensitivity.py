@@ -85,6 +85,17 @@ def find_layers(model: DetachedModel, encodings: Mapping[str, object], sites: Se
     return tuple(layers)
 
 
+def group_layers(layers: Mapping[str, Iterable[Layer]], *, are_alike: bool) -> list[tuple[tuple[str, Layer], ...]]:
+    """The layers of several models, each with the name of its model: alone, or where the models `are_alike` together
+    with those of the other models that have its name."""
+    groups: dict[object, tuple[tuple[str, Layer], ...]] = {}
+    for name, own in layers.items():
+        for layer in own:
+            key = layer.output if are_alike else (name, layer.output)
+            groups[key] = (*groups.get(key, ()), (name, layer))
+    return [*groups.values()]
+
+
 def count_needed_samples(count: int, layers: int) -> int:
     """How many of `count` samples the estimate takes for `layers` layers: half of them, and in a small model fewer, so
     that it costs about a tenth of a run of the model for each layer with all samples."""

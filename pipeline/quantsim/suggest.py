@@ -34,7 +34,7 @@ from pipeline.quantsim.new_formats import new_formats
 from pipeline.quantsim.noise import noise_power
 from pipeline.quantsim.placement import PlacedSite, Placement, PlacementRule, find_matches, place
 from pipeline.quantsim.profiles import TargetTable
-from pipeline.quantsim.sensitivity import Layer
+from pipeline.quantsim.sensitivity import Layer, group_layers
 from pipeline.quantsim.sites import find_sites
 from pipeline.quantsim.weight_sizes import weight_bytes
 
@@ -268,11 +268,8 @@ def _leave_out(chosen: Chosen, is_enough: Callable[[Chosen], bool], size_of: Cal
 
 def _find_units(selectors: Sequence[str], models: Mapping[str, LayeredModel], *, are_alike: bool) -> list[Unit]:
     if not selectors:
-        units: dict[object, list[tuple[str, Layer]]] = {}
-        for name, entry in models.items():
-            for layer in entry.layers:
-                units.setdefault(layer.output if are_alike else (name, layer.output), []).append((name, layer))
-        return [Unit(tuple(layers)) for layers in units.values()]
+        layers = {name: entry.layers for name, entry in models.items()}
+        return list(map(Unit, group_layers(layers, are_alike=are_alike)))
     found: list[Unit] = []
     for selector in selectors:
         own = tuple((name, layer) for name, entry in models.items() for layer in _select_layers(selector, entry))
@@ -286,15 +283,15 @@ def _find_others(
     models: Mapping[str, LayeredModel], placed: Mapping[str, Mapping[str, PlacedSite]], *, are_alike: bool
 ) -> list[Unit]:
     """The operators between layers with a quantized tensor of their own, such as a sum of residuals, in graph order."""
-    units: dict[object, list[tuple[str, Layer]]] = {}
+    others: dict[str, list[Layer]] = {name: [] for name in models}
     for name, entry in models.items():
         known = {tensor for layer in entry.layers for tensor in layer.tensors()}
         for node in entry.model.proto.graph.node:
             layer = Layer((node,))
             if node.output and not (placed[name].keys() & {*layer.tensors()}) <= known:
                 known.update(layer.tensors())
-                units.setdefault(layer.output if are_alike else (name, layer.output), []).append((name, layer))
-    return [Unit(tuple(layers), is_between=True) for layers in units.values()]
+                others[name].append(layer)
+    return [Unit(layers, is_between=True) for layers in group_layers(others, are_alike=are_alike)]
 
 
 def _select_layers(selector: str, entry: LayeredModel) -> Iterator[Layer]:

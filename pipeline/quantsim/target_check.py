@@ -17,7 +17,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.encodings.encoding import Precision
 from passes.graph.index import constant_of, initializers_of
-from passes.graph.inference import InferenceError, infer_shapes
+from passes.graph.inference import infer_types
 from passes.graph.op_facts import ONNX_DOMAINS, op_name, opset_of
 from passes.graph.traversal import every_node
 from passes.portability import BY_OPERATOR
@@ -227,10 +227,7 @@ TensorTypes = Mapping[str, tuple[int, int | None]]
 
 
 def _types_of(proto: onnx.ModelProto) -> TensorTypes:
-    try:
-        graph = infer_shapes(proto).graph
-    except InferenceError:  # types after an operator whose shape function fails stay unknown
-        graph = proto.graph
+    graph = infer_types(proto)
     found: dict[str, tuple[int, int | None]] = {}
     for info in (*graph.input, *graph.value_info, *graph.output):
         kind = info.type.tensor_type

@@ -15,11 +15,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-import onnx
 from onnx import NodeProto, ValueInfoProto
 
 from passes.graph.index import extract
-from passes.graph.inference import InferenceError, infer_shapes
+from passes.graph.inference import types_of
 from passes.graph.op_facts import op_name
 from passes.graph.traversal import reads_of
 from passes.weights.detached import DetachedModel
@@ -60,7 +59,7 @@ def examine(model: DetachedModel, table: TargetTable, folder: Path) -> TargetRep
     if not version:
         remark = f"{len(unknown)} operators that the table does not have were not tried: pip install {table.package}"
         return replace(report, remarks=(*report.remarks, remark))
-    types = _types_of(model.proto)
+    types = types_of(model.proto)
     left: list[Obstruction] = []
     remarks = [*report.remarks]
     for found in report.obstructions:
@@ -109,14 +108,6 @@ def _version_of(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
-
-
-def _types_of(proto: onnx.ModelProto) -> dict[str, ValueInfoProto]:
-    try:
-        graph = infer_shapes(proto).graph
-    except InferenceError:  # a value without a type is then not tried
-        graph = proto.graph
-    return {info.name: info for info in (*graph.value_info, *graph.input, *graph.output)}
 
 
 def _part_of(model: DetachedModel, operator: str, types: dict[str, ValueInfoProto]) -> DetachedModel | None:

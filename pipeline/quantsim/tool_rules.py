@@ -21,7 +21,7 @@ from onnx import NodeProto, TensorProto, helper
 from passes.graph.index import GraphIndex
 from passes.graph.op_facts import PRODUCTS
 from passes.graph.traversal import walk
-from passes.provenance.annotations import known_as
+from passes.provenance.annotations import known_as, op_and_name
 from passes.weights.detached import DetachedModel
 from pipeline.config.quantsim import FLOAT, Precision
 from pipeline.errors import UsageError
@@ -164,7 +164,7 @@ def _mark(model: DetachedModel, sites: Sequence[Site], left_out: Collection[str]
                 if node.input[0] not in model.index.initializers:
                     raise
                 raise UsageError(
-                    f"onnxruntime's quantizer does not take {node.op_type} {known_as(node)!r} of the stored tensor "
+                    f"onnxruntime's quantizer does not take {op_and_name(node)} of the stored tensor "
                     f"{node.input[0]!r}; compute it once and for all: onnxline optimize MODEL -o OUT"
                 ) from error
     return quantizer

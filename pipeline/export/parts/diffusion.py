@@ -32,7 +32,7 @@ from pipeline.export.parts.draws import flat_arrays
 from pipeline.export.parts.holder import TaskPart, with_parameters
 from pipeline.export.patches import apply_patches
 from pipeline.export.source import Example
-from pipeline.export.tree import leaves_with_path
+from pipeline.export.tree import leaves_with_path, named_arguments
 from pipeline.export.user_code import first_line
 
 STEPS: Final = 4
@@ -223,12 +223,8 @@ class DiffusionModels:
 
 def arguments_of(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call by name, without those that are None or no part of a graph."""
-    bound = inspect.signature(function).bind(*args, **kwargs)
-    arguments: dict[str, Any] = {}
-    for name, value in bound.arguments.items():
-        is_rest = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
-        arguments |= value if is_rest else {name: value}
-    return {name: value for name, value in arguments.items() if value is not None and name not in NOT_TENSORS}
+    arguments = named_arguments(function, args, kwargs).items()
+    return {name: value for name, value in arguments if value is not None and name not in NOT_TENSORS}
 
 
 class ComponentPart(TaskPart):

@@ -35,6 +35,7 @@ from pipeline.export.parts.states import BATCH, TOKENS, TOTAL, States, fill_cach
 from pipeline.export.patches import apply_patches
 from pipeline.export.source import Example
 from pipeline.export.transformers_defaults import IMAGE_SIZE
+from pipeline.export.tree import named_arguments
 from pipeline.export.user_code import first_line
 
 FEATURES: Final = "image_tokens"
@@ -93,11 +94,7 @@ class VisionPart(TaskPart):
 
     def _recorder(self, module: Any, original: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            bound = inspect.signature(original).bind(*args, **kwargs)
-            arguments: dict[str, Any] = {}
-            for name, value in bound.arguments.items():
-                is_rest = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
-                arguments |= value if is_rest else {name: value}
+            arguments = named_arguments(original, args, kwargs)
             result = original(*args, **kwargs)
             self.calls.append((module, arguments, pytree.tree_leaves(result)))  # now: a model may add to it
             return result

@@ -14,10 +14,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from passes.provenance.annotations import module_of
 from pipeline.errors import InternalError, SourceError, Unsupported
 from pipeline.importers.from_onnx.replacements import PendingNode
 from pipeline.importers.from_onnx.resolve import Resolved
-from pipeline.importers.from_onnx.source import Attributes, module_path, schema_of
+from pipeline.importers.from_onnx.source import Attributes, schema_of
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import ArrayPayload, Attr, TensorSpec, TorchConst
 from pipeline.ops.aten import call_attrs, is_call
@@ -155,7 +156,7 @@ class Node:
         self._read_inputs: set[int] = set()
         """Indices of the inputs that were read."""
         self._schema = schema_of(proto.op_type, proto.domain, opset)
-        self._origin = module_path(proto)
+        self._origin = module_of(proto)
 
     @property
     def label(self) -> str:

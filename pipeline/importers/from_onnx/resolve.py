@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
+from passes.provenance.annotations import known_as, module_of
 from passes.rewrites.node_writer import NotHandledError
-from passes.suggest import plural
+from passes.suggest import join_first, plural
 from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.importers.from_onnx.fold import FOLDERS, fold, foldable, wider_dtype
 from pipeline.importers.from_onnx.replacements import (
@@ -26,7 +27,7 @@ from pipeline.importers.from_onnx.replacements import (
     modern_nodes,
     read_names,
 )
-from pipeline.importers.from_onnx.source import Attributes, Stored, module_path, numpy_type, op_key, schema_of
+from pipeline.importers.from_onnx.source import Attributes, Stored, numpy_type, op_key, schema_of
 from pipeline.importers.from_onnx.specs import (
     OWN_SHAPES,
     Sizes,
@@ -313,9 +314,8 @@ class Resolver:
         try:
             return {**inferred, **shapes(node.proto, specs, small)}
         except (IndexError, KeyError) as error:
-            missing = [*node.proto.input, ""].index("")
-            said = f"node {node.proto.name or node.proto.output[0]!r} ({node.key})"
-            raise Unsupported(f"{said}: it has no input {missing}, which it needs") from error
+            why = f"it has no input {[*node.proto.input, ''].index('')}, which it needs"
+            raise Unsupported(f"node {known_as(node.proto)!r} ({node.key}): {why}") from error
 
     def _split(self, node: onnx.NodeProto) -> None:
         if any(name in self._open for name in node.input):
@@ -412,8 +412,8 @@ def refuse_all(nodes: Iterable[onnx.NodeProto], graph: str, notes: Mapping[str, 
 
 
 def list_places(nodes: list[onnx.NodeProto]) -> str:
-    first = [f"{node.name or node.output[0]!r}{f' in {path}' if (path := module_path(node)) else ''}" for node in nodes]
-    return ", ".join(first[:3]) + (", …" if len(first) > 3 else "")
+    found = [f"{known_as(node)!r}{f' in {path}' if (path := module_of(node)) else ''}" for node in nodes]
+    return join_first(found, 3, ", …")
 
 
 def refuse_open(values: Mapping[str, str], sizes: Sizes | None, inputs: Sequence[str]) -> None:
@@ -425,10 +425,10 @@ def refuse_open(values: Mapping[str, str], sizes: Sizes | None, inputs: Sequence
         advice = f"pass shapes={{{', '.join(f'{name!r}: […]' for name in inputs)}}}"
     else:
         advice = "these sizes depend on data: export with fixed sizes, or rewrite the first of them"
-    shown = ", ".join(list(values.values())[:5]) + (", …" if len(values) > 5 else "")
+    count = f"{plural(len(values), 'value')} {'has' if len(values) == 1 else 'have'}"
+    shown = join_first([*values.values()], 5, ", …")
     error = UsageError if left or inputs else Unsupported
-    have = "has" if len(values) == 1 else "have"
-    raise error(f"{plural(len(values), 'value')} {have} no static shape ({shown}), expected sizes for all; {advice}")
+    raise error(f"{count} no static shape ({shown}), expected sizes for all; {advice}")
 
 
 def read_shape(spec: TensorSpec, attributes: Attributes) -> np.ndarray:

@@ -22,7 +22,6 @@ from passes.graph.traversal import inline_functions, is_in_order, put_in_order, 
 from passes.load import load_model
 from passes.load.nodes import KINDS, VALUE_FIELD, describe_node
 from passes.load.tensors import entry_of, file_in
-from passes.provenance.annotations import module_path_of
 from passes.suggest import is_named, nearest_names
 from passes.weights.detached import inner_tensors
 from passes.weights.mapped import ExternalFiles, FileMaps, FileRange
@@ -314,15 +313,6 @@ def schema_of(kind: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
 def op_key(domain: str, op_type: str) -> str:
     """How tables and messages name an op: "Conv", "com.microsoft::Attention"."""
     return op_type if domain in ("", "ai.onnx") else f"{domain}::{op_type}"
-
-
-def module_path(node: onnx.NodeProto) -> str:
-    """The torch module that `node` was exported from, e.g. "layers.0.attention.q_proj"; "" where it is not written.
-
-    torch's exporter writes the scopes from the root inwards, and after the innermost module the name of the FX node.
-    """
-    place = module_path_of(node)
-    return place.paths[-1] if place and place.paths else ""
 
 
 def ir_dtype(element: int, where: str) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from passes import Status, optimize
 from passes.graph.inference import types_of
+from passes.rewrites.to_float32 import widen_attributes
 from passes.weights.detached import attach
 from tests.support.onnx_models import model_of
 
@@ -41,3 +42,12 @@ def test_all_that_is_computed_is_float32(kind: str) -> None:
 def test_what_has_nothing_to_widen_stays() -> None:
     row = optimize(model_of("g (float[2] x) => (float[2] y) { y = Relu(x) }", 21), ["to-float32"]).rows[0]
     assert (row.changed, row.reason) == (False, "no value is a float of 16 bits")
+
+
+def test_attributes_that_name_a_type_of_16_bits_name_float32() -> None:
+    node = helper.make_node("Attention", ["x", "x", "x"], ["y"], softmax_precision=TensorProto.FLOAT16, q_num_heads=10)
+    widen_attributes(node)
+    assert {attribute.name: attribute.i for attribute in node.attribute} == {
+        "q_num_heads": 10,
+        "softmax_precision": TensorProto.FLOAT,
+    }
