@@ -75,14 +75,10 @@ CUSTOM: Final = Obstacle(
     "skip the pass that writes it, which `onnxline why MODEL NODE` names, or keep what it replaces",
 )
 DECLARED: Final = Obstacle(
-    frozenset(),
-    "it is a custom operator, which few targets have",
-    "its runtime needs a kernel for it",
+    frozenset(), "it is a custom operator, which few targets have", "its runtime needs a kernel for it"
 )
 FUNCTION: Final = Obstacle(
-    frozenset(),
-    "many targets do not look inside of a local function",
-    "inline it: put onnxscript first in the recipe",
+    frozenset(), "many targets do not look inside of a local function", "inline it: put onnxscript first in the recipe"
 )
 STRINGS: Final = Obstacle(
     frozenset({"StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch", "TfIdfVectorizer"}),

@@ -79,10 +79,7 @@ COMMANDS: Final = {
         "guard",
         "Run COMMAND and hold a policy in each call of onnxsim, onnxoptimizer and onnxslim, children included.",
     ),
-    "train": (
-        "run",
-        "Train the model of a configuration and write it as ONNX, or go on with a stopped training.",
-    ),
+    "train": ("run", "Train the model of a configuration and write it as ONNX, or go on with a stopped training."),
     "baseline": ("batch", "Keep the results of a run in a text file for git, and see when they change."),
     "batch": ("batch", "Run many configurations at once; the same command again runs what is not done."),
     "audit": (
@@ -90,10 +87,7 @@ COMMANDS: Final = {
         "Try every pass on many small models, and say what it breaks: is this release of an optimizer safe?",
     ),
     "plan": ("plan", "What a plan decided: calls, places, memory over time; and a run of it, launch by launch."),
-    "debug": (
-        "debug",
-        "Find out why a model computes something else than it should: where two backends part.",
-    ),
+    "debug": ("debug", "Find out why a model computes something else than it should: where two backends part."),
     "ir": ("ir", "A model as a graph of aten operations in JSON, without its weights."),
     "schema": ("run", "Write the JSON Schema of a configuration, for editors."),
 }

@@ -49,10 +49,7 @@ PRELOAD: Final = (SINGLE_PASS_LIBRARY, "passes.audit.trial")
 def open_trial(timeout_s: float, memory_gib: float | None) -> Iterator[AuditTrial]:
     """A trial with its two workers; neither is started before it is needed."""
     limit = worker_memory(memory_gib)
-    with (
-        Worker(timeout_s, limit, PRELOAD) as libraries,
-        Worker(timeout_s, limit, ("passes.audit.judge",)) as judges,
-    ):
+    with Worker(timeout_s, limit, PRELOAD) as libraries, Worker(timeout_s, limit, ("passes.audit.judge",)) as judges:
         yield AuditTrial(libraries, judges)
 
 

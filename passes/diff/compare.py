@@ -23,9 +23,7 @@ from passes.weights.detached import OpenableModel, open_model
 
 
 def compare_models(
-    before: OpenableModel,
-    after: OpenableModel,
-    canonical: tuple[CanonicalModel, CanonicalModel] | None = None,
+    before: OpenableModel, after: OpenableModel, canonical: tuple[CanonicalModel, CanonicalModel] | None = None
 ) -> Diff:
     """Compare two models: nodes, attributes, edges and stored tensors.
 

@@ -17,17 +17,8 @@ from onnx import GraphProto, NodeProto
 
 from passes.errors import UsageError
 from passes.graph.inference import FLOATS, float_shapes, float_tensors
-from passes.graph.op_facts import (
-    BIAS as BIAS_POSITION,
-)
-from passes.graph.op_facts import (
-    BIASED,
-    LAYOUT_OPS,
-    ONNX_DOMAINS,
-    find_moved_constants,
-    moved_inputs,
-    weight_axes,
-)
+from passes.graph.op_facts import BIAS as BIAS_POSITION
+from passes.graph.op_facts import BIASED, LAYOUT_OPS, ONNX_DOMAINS, find_moved_constants, moved_inputs, weight_axes
 from passes.suggest import ELLIPSIS, describe_argument, join_first, nearest
 from passes.weights.detached import DetachedModel
 

@@ -14,27 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
-from onnx import (
-    FunctionProto,
-    GraphProto,
-    ModelProto,
-    NodeProto,
-    TensorProto,
-    ValueInfoProto,
-    helper,
-    numpy_helper,
-)
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from passes.graph.op_facts import ARRANGING, ONNX_DOMAINS, is_opaque
-from passes.graph.traversal import (
-    bodies_in,
-    every_graph,
-    live_nodes,
-    own_names,
-    positions_of,
-    reads_of,
-    walk,
-)
+from passes.graph.traversal import bodies_in, every_graph, live_nodes, own_names, positions_of, reads_of, walk
 
 if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedCompositeFieldContainer

@@ -169,8 +169,7 @@ def handle(
     """Make the call under `guards`, and return its result to the caller."""
     begun, policy = time.perf_counter(), CombinedPolicy(tuple(guards))
     blank = GuardedCall(
-        *(target.key, *call_site()),
-        *(os.getpid(), threading.current_thread().name, "", Returned.NOT_JUDGED),
+        *(target.key, *call_site()), *(os.getpid(), threading.current_thread().name, "", Returned.NOT_JUDGED)
     )
 
     def write(call: GuardedCall) -> None:

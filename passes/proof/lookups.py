@@ -14,15 +14,7 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
 from passes.graph.index import GraphIndex
-from passes.graph.op_facts import (
-    ARRANGING,
-    CONTRACTIONS,
-    ONNX_DOMAINS,
-    RECURRENT,
-    SIZES,
-    attribute_of,
-    input_of,
-)
+from passes.graph.op_facts import ARRANGING, CONTRACTIONS, ONNX_DOMAINS, RECURRENT, SIZES, attribute_of, input_of
 from passes.graph.traversal import bodies_in, every_node, reads_of, walk
 from passes.structures.axes import Side, product_of
 from passes.structures.view import GraphView

@@ -187,10 +187,7 @@ QUANTIZING_INSIDE: Final = ("QLinear", "QAttention", "QGemm", "QEmbed", "Dynamic
 """Prefixes of the names of onnxruntime's operators that round to steps inside."""
 
 QUANTIZING: Final = frozenset(
-    {
-        *("QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"),
-        *("QLinearMatMul", "QLinearConv"),
-    }
+    {*("QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"), *("QLinearMatMul", "QLinearConv")}
 )
 """Ops whose integers are quantized floats."""
 

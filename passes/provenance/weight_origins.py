@@ -19,13 +19,7 @@ from passes.graph.inference import INTEGERS
 from passes.graph.op_facts import BIAS, COMMUTATIVE, RESHAPES
 from passes.matching.flat_graph import ABSENT, TELLING, FlatGraph, NodeMatching
 from passes.matching.replacements import PRODUCTS, ReplacedNodes
-from passes.provenance.annotations import (
-    SHOWN,
-    NodeAnnotations,
-    annotations_of,
-    write_annotations,
-    write_metadata,
-)
+from passes.provenance.annotations import SHOWN, NodeAnnotations, annotations_of, write_annotations, write_metadata
 from passes.weights.detached import DetachedModel
 from passes.weights.relations import TensorForms
 

@@ -59,11 +59,7 @@ def is_same_failure(status: str, other: str) -> bool:
 
 
 def smallest(
-    model: DetachedModel,
-    fails: Callable[[DetachedModel], bool],
-    deadline: float = math.inf,
-    *,
-    shorten: bool = False,
+    model: DetachedModel, fails: Callable[[DetachedModel], bool], deadline: float = math.inf, *, shorten: bool = False
 ) -> DetachedModel:
     """A part of `model` on which `fails` still holds, and from which no further piece can be removed.
 

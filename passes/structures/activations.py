@@ -15,10 +15,7 @@ from passes.structures.samples import FUNCTIONS, Sample, candidates_before, gelu
 from passes.structures.view import GraphView
 from passes.weights.stand_ins import Array
 
-GELU_OPS: Final = (
-    "Gelu",
-    *(f"com.microsoft.{name}" for name in ("Gelu", "FastGelu", "QuickGelu", "BiasGelu")),
-)
+GELU_OPS: Final = ("Gelu", *(f"com.microsoft.{name}" for name in ("Gelu", "FastGelu", "QuickGelu", "BiasGelu")))
 
 
 def find_gelus(view: GraphView) -> Iterator[Candidate]:

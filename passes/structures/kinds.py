@@ -21,11 +21,7 @@ from passes.structures.projection_check import find_lost_projections
 from passes.structures.qkv import find_separate_qkv, inner_views
 from passes.structures.rotary import find_rotary_embeddings
 from passes.structures.selectors import find_modules, find_nodes, name_of
-from passes.structures.short_patterns import (
-    find_embeddings,
-    find_pairs,
-    find_residuals,
-)
+from passes.structures.short_patterns import find_embeddings, find_pairs, find_residuals
 from passes.structures.types import Instance, SearchResult
 from passes.structures.view import DEQUANTIZE, QUANTIZE, GraphView
 from passes.structures.wiring_check import find_bypassed_projections, with_wiring

@@ -228,12 +228,7 @@ class Subject:
         return draw_inputs(self.inputs, sizes, seed)
 
 
-def _open_dump(
-    subject: Subject,
-    folder: Path,
-    options: DumpOptions,
-    feeds: Mapping[str, np.ndarray],
-) -> DeviceDump:
+def _open_dump(subject: Subject, folder: Path, options: DumpOptions, feeds: Mapping[str, np.ndarray]) -> DeviceDump:
     """The tensors of a device as a backend; files that belong to no value are named on standard error."""
     from passes.encodings.aimet import read_aimet
     from pipeline.verify.backends import shapes_of

@@ -150,12 +150,7 @@ def read_size(text: str) -> int:
 
 
 def merge(
-    first: Path,
-    second: Path,
-    out: Path,
-    pairs: list[str],
-    encodings: list[Path] | None = None,
-    no_proof: bool = False,
+    first: Path, second: Path, out: Path, pairs: list[str], encodings: list[Path] | None = None, no_proof: bool = False
 ) -> None:
     """Write two ONNX files as one, where outputs of the first feed inputs of the second."""
     from passes.encodings.aimet import aimet_text_of, read_aimet

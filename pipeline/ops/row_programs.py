@@ -152,11 +152,4 @@ def _misplaced_rotation(program: Program, call: OpCall) -> str | None:
     return f"rotated operands {odd}; expected rows as long as those of the result" if odd else None
 
 
-KINDS = (
-    kind(
-        Kind.RowProgram,
-        signature(floating, fits_its_operands, inputs=(1, None)),
-        "program=s",
-        inplace=(0,),
-    ),
-)
+KINDS = (kind(Kind.RowProgram, signature(floating, fits_its_operands, inputs=(1, None)), "program=s", inplace=(0,)),)

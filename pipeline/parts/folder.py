@@ -221,13 +221,7 @@ def _write_mapping(graph: onnx.GraphProto, path: Path) -> None:
 
 def _state_row(before: str, after: str) -> dict[str, Any]:
     layer, _, name = before.removeprefix(PAST_PREFIX).partition(".")
-    return {
-        "layer": int(layer),
-        "state": name,
-        "prefill_output": after,
-        "decode_input": before,
-        "decode_output": after,
-    }
+    return {"layer": int(layer), "state": name, "prefill_output": after, "decode_input": before, "decode_output": after}
 
 
 def describe_files(files: Files) -> str:

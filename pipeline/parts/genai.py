@@ -53,10 +53,7 @@ def _model_of(config: Any, graph: onnx.GraphProto) -> dict[str, Any]:
             **{name: name for name in named},
             **{f"past_{KINDS[kind]}": f"{PAST_PREFIX}%d.{kind}" for kind in kinds},
         },
-        "outputs": {
-            "logits": "logits",
-            **{f"present_{KINDS[kind]}": f"{PRESENT_PREFIX}%d.{kind}" for kind in kinds},
-        },
+        "outputs": {"logits": "logits", **{f"present_{KINDS[kind]}": f"{PRESENT_PREFIX}%d.{kind}" for kind in kinds}},
         "num_attention_heads": heads,
         "num_hidden_layers": text.num_hidden_layers,
         "num_key_value_heads": keys[1],

@@ -15,14 +15,7 @@ from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Event, Note, Observer, PartStarted, Progress, RunLog, StageEnded, StageStarted
 from pipeline.model_run import ModelRun, exit_code_of
 from pipeline.parts.diffusion import prove_images, write_pipeline
-from pipeline.parts.folder import (
-    PARTS,
-    describe_files,
-    remove_other_parts,
-    store_once,
-    where_to_load,
-    write_models,
-)
+from pipeline.parts.folder import PARTS, describe_files, remove_other_parts, store_once, where_to_load, write_models
 from pipeline.parts.own import prove_own_chain, write_own_parts
 from pipeline.parts.report import remove_quantized, write_parts_report
 from pipeline.parts.result import PartsResult

@@ -15,13 +15,7 @@ import ml_dtypes
 import numpy as np
 from onnx import TensorProto, helper
 
-from passes.encodings.encoding import (
-    BIAS,
-    LPBQ_SCALES,
-    Encoding,
-    Precision,
-    encode_bias,
-)
+from passes.encodings.encoding import BIAS, LPBQ_SCALES, Encoding, Precision, encode_bias
 from passes.graph.op_facts import CONVOLUTIONS
 from passes.weights.detached import DetachedModel
 from pipeline.config import OptionNames

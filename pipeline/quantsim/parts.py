@@ -44,13 +44,7 @@ from pipeline.quantsim.shared_values import SharedValues
 from pipeline.quantsim.stages import Simulation
 from pipeline.quantsim.suggest import MetricTarget, Placements, Suggestion, suggest, suggestion_text, weight_bytes
 from pipeline.report import ChainQuantization
-from pipeline.stages.report import (
-    ENCODINGS,
-    QUANTIZATION_REPORT,
-    QUANTIZED_MODEL,
-    save_quantization,
-    write_page,
-)
+from pipeline.stages.report import ENCODINGS, QUANTIZATION_REPORT, QUANTIZED_MODEL, save_quantization, write_page
 from pipeline.stages.source import leaves_unread, why_not_compared
 from pipeline.workspace import Workspace
 
@@ -389,12 +383,7 @@ class PartsSimulation:
         }
         with time_stage(self.show, "suggest") as details:
             found = suggest(
-                target,
-                entries,
-                lambda found: compare(found).sqnr_db,
-                find_limited,
-                goal,
-                are_alike=shared.are_alike,
+                target, entries, lambda found: compare(found).sqnr_db, find_limited, goal, are_alike=shared.are_alike
             )
             details.append(plural(found.simulations, "simulation"))
         return found

@@ -265,10 +265,7 @@ UNIT_RANGE: Final = (0.0, 1.0)
 
 
 def _choose_rules(
-    sites: Iterable[Site],
-    rules: Sequence[PlacementRule],
-    matched: Sequence[frozenset[str]],
-    adapted: Mapping[str, str],
+    sites: Iterable[Site], rules: Sequence[PlacementRule], matched: Sequence[frozenset[str]], adapted: Mapping[str, str]
 ) -> dict[str, int | None]:
     """The number of the rule that decides each tensor: the last that has a format for it, for one of its group, or, of
     a weight of an adapter, for the weight that it adapts."""

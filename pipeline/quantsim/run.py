@@ -37,11 +37,7 @@ from pipeline.quantsim.samples import KEY, Samples, enlarge
 from pipeline.quantsim.stages import Simulation
 from pipeline.result import RunResult
 from pipeline.run import Pipeline
-from pipeline.stages.report import (
-    remove_quantization,
-    save_quantization,
-    write_page,
-)
+from pipeline.stages.report import remove_quantization, save_quantization, write_page
 from pipeline.stages.source import leaves_unread, why_not_compared
 from pipeline.verify.user_inputs import input_files
 from pipeline.workspace import Workspace

@@ -17,12 +17,7 @@ from pipeline.errors import EXTRAS, MissingExtra, Unsupported
 from pipeline.events import Note, Observer, Progress, time_stage
 from pipeline.jobs import choose_executor
 from pipeline.quantsim.calibration import Calibration, open_calibration
-from pipeline.quantsim.encodings import (
-    Encoding,
-    Range,
-    encode,
-    find_limited_biases,
-)
+from pipeline.quantsim.encodings import Encoding, Range, encode, find_limited_biases
 from pipeline.quantsim.encodings_file import encode_chosen_infinities, encodings_text
 from pipeline.quantsim.files import check_weights, write_layouts, write_simulation
 from pipeline.quantsim.layer_costs import CostedModel, CostMetric, LayerCosts, measure_costs
@@ -351,11 +346,7 @@ class Simulation(ModelQuantizer):
         return found
 
     def _write(
-        self,
-        report: QuantSimReport,
-        placement: Placement,
-        encodings: dict[str, Encoding],
-        tuned: DetachedModel | None,
+        self, report: QuantSimReport, placement: Placement, encodings: dict[str, Encoding], tuned: DetachedModel | None
     ) -> tuple[str, ...]:
         chosen = encode_chosen_infinities(self._model, placement, encodings)
         unsigned = self._profile.find_asymmetric(self._model, self._sites) | chosen.keys()

@@ -147,10 +147,7 @@ def _mark(model: DetachedModel, sites: Sequence[Site], left_out: Collection[str]
         helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in floats if name not in named
     )
     anything = TensorData(lowest=np.float32(-1), highest=np.float32(1))
-    measured = {
-        *floats,
-        *model.index.producers,
-    }  # it sets the range of each Softmax, whatever its dtype
+    measured = {*floats, *model.index.producers}  # it sets the range of each Softmax, whatever its dtype
     ranges = TensorsData(CalibrationMethod.MinMax, dict.fromkeys(sorted(measured), anything))
     operators = sorted({*QLinearOpsRegistry, *QDQRegistry})  # those that quantize_static takes where none are named
     with _without_warnings():

@@ -124,12 +124,7 @@ def _region_panels(plan: ExecutionPlan, stored: dict[int, Occupant]) -> Iterator
     for at, region in enumerate(plan.memory.regions):
         bars = [
             _ArenaBar(
-                stay.root,
-                stay.first,
-                stay.last,
-                stay.offset,
-                stored[stay.root].nbytes,
-                _name(plan, stored[stay.root]),
+                stay.root, stay.first, stay.last, stay.offset, stored[stay.root].nbytes, _name(plan, stored[stay.root])
             )
             for stay in plan.memory.residences
             if stay.region == at

@@ -19,15 +19,7 @@ from passes.recipe.recipe import library_versions, steps_of
 from passes.run.apply_step import check_names
 from passes.step import Repeat, Step, flatten
 from pipeline.compiler import find_compiler
-from pipeline.config import (
-    ExportConfig,
-    RunConfig,
-    TrainConfig,
-    is_hub_name,
-    locate,
-    locate_checkpoint,
-    split_factory,
-)
+from pipeline.config import ExportConfig, RunConfig, TrainConfig, is_hub_name, locate, locate_checkpoint, split_factory
 from pipeline.errors import ConfigError, MissingExtra
 from pipeline.export.source import named_axes, with_dynamic_shapes
 from pipeline.export.user_code import check_function

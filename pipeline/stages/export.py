@@ -178,11 +178,7 @@ def _fold_file(path: Path, unread: bool | None) -> str:
 
 
 def _measure_export(
-    model: DetachedModel,
-    references: Sequence[Reference],
-    facts: _ExportFacts,
-    config: RunConfig,
-    context: PassContext,
+    model: DetachedModel, references: Sequence[Reference], facts: _ExportFacts, config: RunConfig, context: PassContext
 ) -> tuple[Measurement, list[Reference], tuple[str, ...]]:
     """Measure the export: its errors, the draws that it holds for, and why it does not hold for the others.
 

@@ -45,11 +45,7 @@ IR_FILES: Final = ("ir.json", "ir.txt", "plan.json", "plan.bin")
 
 
 def run_backends(
-    config: RunConfig,
-    exported: ExportReport,
-    references: References,
-    workspace: Workspace,
-    observer: Observer,
+    config: RunConfig, exported: ExportReport, references: References, workspace: Workspace, observer: Observer
 ) -> RuntimeReport:
     """Run and compare each backend; for `plan` write the IR and the plan for the shapes of the first draw that it runs.
 

@@ -318,7 +318,7 @@ def normalize_by_statistics(op: Op, ins: Sequence[torch.Tensor]) -> list[torch.T
 
 UNKNOWN_WHEN_RECORDED: Final = {
     "onnxline.roi_align": "it takes as many samples as its boxes have pixels, and a recorded step has no boxes yet; "
-    "leave it out of what is trained, and compute it in a call of its own",
+    "leave it out of what is trained, and compute it in a call of its own"
 }
 """Operator of ours → why no step may record it, although torch differentiates it op by op."""
 

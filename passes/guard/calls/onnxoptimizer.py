@@ -46,10 +46,7 @@ class OnnxOptimizerCall(InterceptedCall):
 
     def run_unguarded(self, context: PassContext) -> DetachedModel:
         result = context.worker.call(
-            optimize,
-            model=self.model.proto.SerializeToString(),
-            names=list(self.names),
-            fixed_point=self.fixed_point,
+            optimize, model=self.model.proto.SerializeToString(), names=list(self.names), fixed_point=self.fixed_point
         )
         return self.model.with_proto(onnx.load_from_string(result))
 

@@ -23,15 +23,7 @@ from pipeline.config import CacheConfig, InputConfig
 from pipeline.errors import SourceError
 from pipeline.export.checkpoint import is_weightless
 from pipeline.export.parts.decoder import DecoderPart, random_tokens, switch_of_rotation
-from pipeline.export.parts.states import (
-    KEPT,
-    CacheState,
-    States,
-    fixed_cache,
-    read_states,
-    scales_of_rows,
-    to_scale,
-)
+from pipeline.export.parts.states import KEPT, CacheState, States, fixed_cache, read_states, scales_of_rows, to_scale
 from pipeline.export.source import Example
 from pipeline.export.user_code import first_line
 

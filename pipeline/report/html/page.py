@@ -28,13 +28,7 @@ from pipeline.errors import SourceError
 from pipeline.report.html.curves import LayerPlot, TrainingView, duration_text, layer_plot, training_view
 from pipeline.report.html.figures import Group, groups_of
 from pipeline.report.html.headline import Headline, NameTable, headline_of, name_tables
-from pipeline.report.html.quantization import (
-    QuantizationView,
-    percent_text,
-    quantization_view,
-    ratio_text,
-    role_of,
-)
+from pipeline.report.html.quantization import QuantizationView, percent_text, quantization_view, ratio_text, role_of
 from pipeline.report.html.timeline import Timeline, error_text, seconds_text, timeline_of, worst_of
 from pipeline.report.model import NodeRow, Pictures, Quantization, Report
 
