@@ -8,7 +8,7 @@ out of range, and leave a list of operators in float32 whatever they compute.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -197,8 +197,8 @@ class _HalfConverter:
         kept = [
             (position, name)
             for position in sorted(self.chosen)
-            for name in self._floats_of(self.index.own[position])
-            if name in out
+            for name in (*self.index.own[position].input, *self.index.own[position].output)
+            if name in self.is_float and name in out
         ]
         for position, name in kept:
             self._keep(position, f"{name} {out[name]}")
@@ -253,9 +253,6 @@ class _HalfConverter:
         self.chosen.discard(position)
         self.reasons.setdefault(position, reason)
 
-    def _floats_of(self, node: NodeProto) -> Iterator[str]:
-        return (name for name in (*node.input, *node.output) if name in self.is_float)
-
     def _unable(self, node: NodeProto) -> str:
         """Why a node cannot compute in the half type; empty where it can."""
         if has_body(node) or bodies_in(node):
@@ -271,7 +268,8 @@ class _HalfConverter:
         for formals, names in ((schema.inputs, node.input), (schema.outputs, node.output)):
             for at, name in enumerate(names):
                 formal = formals[min(at, len(formals) - 1)]
-                if name in self.is_float and self.half_text not in formal.types and not stays_float(formal):
+                stays_float = formal.type_str == "tensor(float)"  # whatever the others are: the scales of Resize
+                if name in self.is_float and self.half_text not in formal.types and not stays_float:
                     later = onnx.defs.get_schema(node.op_type, onnx.defs.onnx_opset_version(), "")
                     takes = any(self.half_text in entry.types for entry in (*later.inputs, *later.outputs))
                     advice = f"; put convert-opset to {later.since_version} before it" if takes else ""
@@ -288,11 +286,6 @@ class _HalfConverter:
         """Whether a chosen node takes its input `at` in the half type."""
         schema = onnx.defs.get_schema(node.op_type, opset_of(self.model.proto), "")
         return self.half_text in schema.inputs[min(at, len(schema.inputs) - 1)].types
-
-
-def stays_float(formal: onnx.defs.OpSchema.FormalParameter) -> bool:
-    """Whether an operand is float32 whatever the others are, such as the scales of Resize."""
-    return formal.type_str == "tensor(float)"
 
 
 TENSOR: Final = "tensor_type"

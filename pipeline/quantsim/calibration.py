@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from zipfile import BadZipFile
 
 import numpy as np
@@ -161,7 +161,7 @@ class RangeMeasurement:
         else:
             for name, array in self._tensors.walk(sample, self._done):
                 self._collector.count(name, array)
-            counted = _as_arrays(self._collector.histogram_dict)
+            counted = {name: tuple(map(np.asarray, parts)) for name, parts in self._collector.histogram_dict.items()}
             self._measured = MeasuredRanges(self._done, dict(self._collector.not_finite), counted)
         return self._measured
 
@@ -251,10 +251,6 @@ def _describe_source(tensor: str, model: DetachedModel, placement: Placement) ->
     read = {name for node in model.index.ancestors([tensor]) for name in node.input}
     found = constants_without_range((placed.site for placed in placement.sites), model)
     return next((f", since {site.tensor!r} holds infinity or NaN" for site in found if site.tensor in read), "")
-
-
-def _as_arrays(histograms: Mapping[str, Sequence[Any]]) -> dict[str, Histogram]:
-    return {name: tuple(map(np.asarray, parts)) for name, parts in histograms.items()}
 
 
 def _measured_tensors(placement: Placement) -> dict[str, list[str]]:

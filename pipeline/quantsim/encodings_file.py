@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
-from onnx import NodeProto
 
 from passes.encodings.aimet import WITHOUT_QUANTIZER, AimetVersion, aimet_text, is_listed
 from passes.encodings.encoding import Encoding, Precision, find_axes, is_same_encoding, stored_shapes
@@ -75,13 +74,10 @@ def find_own_quantizers(model: DetachedModel, sites: Iterable[Site]) -> frozense
             while len(known[name].shares) == 1:
                 name = known[name].shares[0]
                 is_read_twice |= len(consumers[name]) > 1
-            if is_read_twice and not any(_is_second_factor(name, node) for node in consumers[name]):
+            is_second = any(node.op_type in PRODUCTS and name == node.input[1] for node in consumers[name])
+            if is_read_twice and not is_second:
                 found.add(name)
     return frozenset(found)
-
-
-def _is_second_factor(name: str, node: NodeProto) -> bool:
-    return node.op_type in PRODUCTS and name == node.input[1]
 
 
 def encode_chosen_infinities(

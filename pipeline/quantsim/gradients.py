@@ -307,7 +307,8 @@ def find_gradient_nodes(
     reached = set(names)
     forward: list[NodeProto] = []
     for node in graph.node:
-        results = [*_carry_gradient(node, floats)]
+        # integers that a DequantizeLinear reads carry a gradient, too
+        results = [name for name in node.output if name in floats or (name and node.op_type == "QuantizeLinear")]
         read = node.input[:1] if node.op_type == "CastLike" else reads_of(node)  # it takes only a type of the second
         depends = not reached.isdisjoint(read) and results
         if depends or not computed_here.isdisjoint(node.output):
@@ -325,8 +326,3 @@ def find_gradient_nodes(
     if not outputs:
         raise Unsupported("no output of floats depends on a layer that is quantized")
     return nodes, reached, outputs
-
-
-def _carry_gradient(node: NodeProto, floats: Collection[str]) -> Iterator[str]:
-    """The results of `node` that carry a gradient: floats, and integers that a DequantizeLinear reads."""
-    yield from (name for name in node.output if name in floats or (name and node.op_type == "QuantizeLinear"))

@@ -125,7 +125,8 @@ class Samples:
         """What tells other data from this: the files with their sizes and times, also of loaders; or the sizes."""
         files: list[object] = []
         for name, file in input_files(self.entries, self._key):
-            files.append((name, stamp(file or _file_of_loader(name))))
+            # a loader is in the file of `file.py:function`; for one of a module some path where no file is
+            files.append((name, stamp(file or Path(split_factory(name, KEY)[0]))))
             if file is not None and file.suffix in LISTS:
                 files += [stamp(raw) for sample in raw_files(file, self._key) for raw in sample.values()]
         return [*files, *sorted(self._sampler.sizes.items())] if self._sampler else [*files]
@@ -197,8 +198,3 @@ def without_nan(label: str, feeds: Feeds, key: str = KEY) -> Feeds:
             count = int(np.isnan(array).sum())
             raise UsageError(f"{key}: {label}: {name!r} holds NaN ({count} of {array.size} numbers)")
     return feeds
-
-
-def _file_of_loader(entry: str) -> Path:
-    """The file of `file.py:function`; for a module some path where no file is."""
-    return Path(split_factory(entry, KEY)[0])

@@ -6,7 +6,7 @@ Without optimizations onnxruntime computes what ONNX specifies; with them, what 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -211,7 +211,7 @@ class _OptimizedSession:
         # Idle threads that spin take the cores from the process that measures noise meanwhile.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         add_libraries(options)
-        if _has_narrow_floats(model):
+        if any(tensor.data_type in NARROW_FLOATS for tensor in model.proto.graph.initializer):
             # onnxruntime 1.31 fuses products of 8-bit floats into QGemm, and has no kernel for that
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         save(model, source, external_from=PROTOBUF_LIMIT)
@@ -280,17 +280,12 @@ class _OutputSums:
         return {name: OutputNoise(sqnr_db(sums[0], sums[1]), sums[2]) for name, sums in self._sums.items()}
 
 
-def _has_narrow_floats(model: DetachedModel) -> bool:
-    """Whether the model stores floats of 8 bits: weights, or zero points of quantizers."""
-    return any(tensor.data_type in NARROW_FLOATS for tensor in model.proto.graph.initializer)
-
-
 NARROW_FLOATS: Final = (TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E5M2)
 
 
 def _misleading_optimizers(model: DetachedModel) -> Iterator[str]:
     """The optimizers to switch off: they change what the model computes, which no device does."""
-    if _quantizes_to(model, UNKNOWN_LIMITS):
+    if any(zero_point.data_type in UNKNOWN_LIMITS for _, zero_point in _quantizers(model)):
         yield CLIP_FUSION
     if _has_float_weights(model):
         yield WEIGHT_QUANTIZATION
@@ -308,11 +303,6 @@ def _has_float_weights(model: DetachedModel) -> bool:
     return any(
         node.op_type in BIASED and node.input[0] in dequantized and node.input[1] in floats for node in graph.node
     )
-
-
-def _quantizes_to(model: DetachedModel, types: Collection[int]) -> bool:
-    """Whether a QuantizeLinear makes integers or floats of one of `types`."""
-    return any(zero_point.data_type in types for _, zero_point in _quantizers(model))
 
 
 def _quantizers(model: DetachedModel) -> Iterator[tuple[NodeProto, TensorProto]]:

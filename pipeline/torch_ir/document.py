@@ -8,7 +8,7 @@ ours   format_version; dims {name: [least, most or null]}, guards, updates {stat
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
 
@@ -221,11 +221,9 @@ def _write_constant(value: Any) -> Any:
 
 def _is_call(tree: Tree) -> bool:
     """Whether the tree is that of a call: a tuple of positional arguments, and a dict of those by name."""
-    return isinstance(tree, Branch) and tree.kind == "tuple" and _kinds(tree.children) == ["tuple", "dict"]
-
-
-def _kinds(trees: Sequence[Tree]) -> list[str]:
-    return [tree.kind if isinstance(tree, Branch) else "" for tree in trees]
+    if not isinstance(tree, Branch) or tree.kind != "tuple":
+        return False
+    return [child.kind if isinstance(child, Branch) else "" for child in tree.children] == ["tuple", "dict"]
 
 
 def _refuse_nested(item: Any) -> Any:
