@@ -29,6 +29,9 @@ from pipeline.config.sections import Count, Natural, Section, Step, as_list
 
 FLOAT: Final = "float"
 
+EVERYTHING: Final = "op:*"
+"""The selector of a rule for all values."""
+
 LEAST_BITS: Final = 2
 MOST_BITS: Final = 16
 

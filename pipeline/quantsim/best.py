@@ -22,7 +22,7 @@ from passes.errors import OnnxlineError
 from passes.suggest import bytes_text, plural
 from passes.visible import table_lines
 from pipeline.config import FormatsConfig, QuantSimConfig, RunConfig
-from pipeline.config.quantsim import parse_precision
+from pipeline.config.quantsim import EVERYTHING, parse_precision
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.events import Note, Observer
 from pipeline.quantsim.optimizers import (
@@ -45,8 +45,6 @@ BEST: Final = "best.yaml"
 """The configuration of the winner, next to the files of its run."""
 
 TITLE: Final = "# Chosen by onnxline quantsim --best, for its result on samples that were held out, among"
-
-EVERYTHING: Final = "op:*"
 
 
 @dataclass(frozen=True, slots=True)

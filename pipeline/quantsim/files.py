@@ -20,7 +20,7 @@ from passes.suggest import plural
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
 from pipeline.config import QuantSimConfig
-from pipeline.config.quantsim import FLOAT
+from pipeline.config.quantsim import EVERYTHING, FLOAT
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.optimizers import FOUR_BITS
@@ -41,9 +41,6 @@ from pipeline.workspace import Workspace
 
 MATMUL_NBITS: Final = "matmul-nbits"
 """The layout that is a model, and no checkpoint."""
-
-
-EVERYTHING: Final = "op:*"
 
 
 def write_simulation(

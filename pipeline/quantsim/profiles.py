@@ -21,7 +21,7 @@ from passes.suggest import nearest
 from passes.weights.detached import DetachedModel
 from pipeline.config import AimetProfile, FormatsConfig, QuantSimConfig
 from pipeline.config.paths import AIMET_CONFIGS, locate
-from pipeline.config.quantsim import FLOAT, Precision
+from pipeline.config.quantsim import EVERYTHING, FLOAT, Precision
 from pipeline.config.sections import Section
 from pipeline.errors import SourceError, UsageError
 from pipeline.quantsim.aimet_config import AimetConfig, read_aimet_config
@@ -266,7 +266,7 @@ def formats_of(config: QuantSimConfig) -> list[Precision]:
         activations = [Precision(placement.activation_bits, signed=False, symmetric=False)]
     for selector, rule in (*placement.rules.items(), *config.rules.items()):
         for formats, precision in ((weights, rule.weight_format()), (activations, rule.activation_format())):
-            if precision is not None and selector == "op:*":
+            if precision is not None and selector == EVERYTHING:
                 formats.clear()
             if isinstance(precision, Precision):
                 formats.append(precision)

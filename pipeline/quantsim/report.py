@@ -249,10 +249,8 @@ def _row(placed: PlacedSite, part: str, noise: Noise, place: int) -> TensorRow:
 
 def _parts(model: DetachedModel) -> dict[str, str]:
     """Tensor → the Q, K or V that it is: these are rows of their own in every table."""
-    return dict(_qkv_parts(model))
-
-
-def _qkv_parts(model: DetachedModel) -> Iterator[tuple[str, str]]:
-    for instance in STRUCTURES["qkv"].find(model).instances:
-        for weight, site in zip(instance.weights, instance.pins, strict=False):
-            yield site.after_bias.name, f"{instance.kind} {instance.name} {weight.role}"
+    return {
+        site.after_bias.name: f"{instance.kind} {instance.name} {weight.role}"
+        for instance in STRUCTURES["qkv"].find(model).instances
+        for weight, site in zip(instance.weights, instance.pins, strict=False)
+    }
