@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import count, takewhile
@@ -97,33 +97,25 @@ def measure(
     placement: Placement,
     samples: Iterable[Feeds],
     method: Method = "minmax",
-    known: MeasuredRanges | None = None,
-    observer: Callable[[MeasuredRanges], object] = lambda _: None,
     percentile: float = DEFAULT_PERCENTILE,
 ) -> MeasuredRanges:
-    """Measure the quantized tensors on all samples.
-
-    Args:
-        model: in float.
-        placement: which tensors are quantized.
-        samples: input → array, in the order of the stopped run, if `known` is given.
-        method: how a range follows from the elements.
-        known: what a stopped run has measured; its samples are not run again.
-        observer: called after each sample.
-        percentile: of the method of that name.
-
-    Raises:
-        UsageError: no samples, or no bins divide the elements of a tensor.
-    """
-    measurement = RangeMeasurement(model, placement, method, known, percentile)
+    """Measure the quantized tensors on all samples; the arguments and the errors are those of `RangeMeasurement`."""
+    measurement = RangeMeasurement(model, placement, method, percentile=percentile)
     for sample in samples:
-        if (measured := measurement.add(sample)) is not None:
-            observer(measured)
+        measurement.add(sample)
     return measurement.finish()
 
 
 class RangeMeasurement:
-    """Measures the quantized tensors, a sample at a time; the arguments are those of `measure`."""
+    """Measures the quantized tensors, a sample at a time.
+
+    Args:
+        model: in float.
+        placement: which tensors are quantized.
+        method: how a range follows from the elements.
+        known: what a stopped run has measured; its samples come first again, and are not run.
+        percentile: of the method of that name.
+    """
 
     def __init__(
         self,

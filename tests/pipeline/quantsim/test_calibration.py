@@ -15,7 +15,7 @@ from passes.weights.detached import DetachedModel, attach
 from passes.weights.sessions import Session
 from pipeline.config.quantsim import parse_precision
 from pipeline.errors import InternalError, UsageError
-from pipeline.quantsim.calibration import MeasuredRanges, calibrate, group_ranges, measure
+from pipeline.quantsim.calibration import MeasuredRanges, RangeMeasurement, calibrate, group_ranges, measure
 from pipeline.quantsim.encodings import encode, encode_range, quantize
 from pipeline.quantsim.histograms import Method, least_error_range
 from pipeline.quantsim.placement import Placement, place
@@ -49,24 +49,15 @@ METHODS: tuple[Method, ...] = ("minmax", "percentile", "entropy", "mse")
 def test_a_stopped_calibration_goes_on_where_it_stopped(method: Method, tmp_path: Path) -> None:
     model = mlp()
     placement = place_all(model)
-    seen: list[MeasuredRanges] = []
-
-    class Stopped(Exception):
-        pass
-
-    def stop(ranges: MeasuredRanges) -> None:
-        seen.append(ranges)
-        if ranges.samples == 2:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        measure(model, placement, samples(4), method, observer=stop)
-    seen[-1].save(tmp_path / "calibration.npz", "key")
+    stopped = RangeMeasurement(model, placement, method)
+    *_, measured = map(stopped.add, list(samples(4))[:2])
+    assert measured is not None
+    measured.save(tmp_path / "calibration.npz", "key")
     known = MeasuredRanges.load(tmp_path / "calibration.npz", "key")
-    later: list[int] = []
-    found = measure(model, placement, samples(4), method, known, lambda ranges: later.append(ranges.samples))
+    measurement = RangeMeasurement(model, placement, method, known)
+    later = [found.samples for sample in samples(4) if (found := measurement.add(sample)) is not None]
     assert later == [3, 4]
-    ranges = group_ranges(found, placement, model)
+    ranges = group_ranges(measurement.finish(), placement, model)
     assert ranges == calibrate(model, placement, samples(4), method)  # bit for bit
 
 

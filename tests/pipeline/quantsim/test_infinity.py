@@ -10,7 +10,7 @@ import pytest
 from passes.weights.detached import DetachedModel
 from pipeline.config.quantsim import FLOAT, parse_precision
 from pipeline.errors import UsageError
-from pipeline.quantsim.calibration import MeasuredRanges, calibrate, group_ranges, measure
+from pipeline.quantsim.calibration import MeasuredRanges, RangeMeasurement, calibrate, group_ranges, measure
 from pipeline.quantsim.encodings import encode, round_trip
 from pipeline.quantsim.encodings_file import encode_chosen_infinities
 from pipeline.quantsim.histograms import Method
@@ -103,10 +103,11 @@ def test_a_model_without_infinity_is_placed_as_before() -> None:
 def test_a_stopped_run_knows_what_was_infinite() -> None:
     model = model_of(CHOSEN)
     placement = place(model, EVERYTHING)
-    seen: list[MeasuredRanges] = []
-    whole = measure(model, placement, [*SAMPLES[::-1], SAMPLES[0]], "mse", None, seen.append)
-    again = measure(model, placement, [*SAMPLES[::-1], SAMPLES[0]], "mse", seen[0])
-    assert again.extents() == whole.extents()
+    data = [*SAMPLES[::-1], SAMPLES[0]]
+    known = RangeMeasurement(model, placement, "mse").add(data[0])
+    again = RangeMeasurement(model, placement, "mse", known)
+    assert [again.add(sample) is None for sample in data] == [True, *[False] * (len(data) - 1)]
+    assert again.finish().extents() == measure(model, placement, data, "mse").extents()
 
 
 @pytest.mark.parametrize(
