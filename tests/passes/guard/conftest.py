@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+import passes
 from passes.guard import context
 from passes.guard.context import running_pythons
 from passes.guard.startup.hooks import OUR_PROGRAM
@@ -19,3 +22,10 @@ def no_children_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
         return [command for command in running_pythons(ours) if command not in there]
 
     monkeypatch.setattr(context, "running_pythons", running_pythons_of_the_test)
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[None]:
+    """Workers live as long as there is a guard; this one asks for nothing."""
+    with passes.guard(compare=False, quiet=True):
+        yield

@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
@@ -19,14 +18,9 @@ import passes
 from passes.guard import Guard, GuardedCall, GuardLog, Returned
 from tests.support.onnx_models import attention, matrix, merged_attention, model_of, op_counts
 
+pytestmark = pytest.mark.usefixtures("workers")
+
 QKV = ["fuse_qkv"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def workers() -> Iterator[None]:
-    """Workers live as long as there is a guard; this one asks for nothing."""
-    with passes.guard(compare=False, quiet=True):
-        yield
 
 
 def guard(*keep: str, **wishes) -> Guard:

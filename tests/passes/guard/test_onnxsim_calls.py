@@ -16,12 +16,7 @@ import passes
 from passes.guard import GuardedCall, GuardLog, Returned
 from tests.support.onnx_models import attention, biased_attention, model_of, op_counts
 
-
-@pytest.fixture(scope="module", autouse=True)
-def workers() -> Iterator[None]:
-    """Workers live as long as there is a guard; this one asks for nothing."""
-    with passes.guard(compare=False, quiet=True):
-        yield
+pytestmark = pytest.mark.usefixtures("workers")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import sys
 import threading
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -25,19 +25,14 @@ import passes
 from passes.guard.patching import is_intercepted
 from tests.support.onnx_models import attention
 
+pytestmark = pytest.mark.usefixtures("workers")
+
 Way = Callable[[onnx.ModelProto, Path], onnx.ModelProto]
 
 QKV: Final = ["fuse_qkv"]
 PARTIAL: Final = functools.partial(optimize, passes=QKV)
 PICKLED: Final = pickle.dumps(optimize)
 COPIED: Final = types.FunctionType(optimize.__code__, optimize.__globals__)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def workers() -> Iterator[None]:
-    """Workers live as long as there is a guard; this one asks for nothing."""
-    with passes.guard(compare=False, quiet=True):
-        yield
 
 
 def in_a_thread(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:

@@ -19,6 +19,15 @@ def model_of(text: str, opset: int = 21, /, **constants: np.ndarray) -> Detached
     return detach(model)
 
 
+def dependent_rows(count: int, seed: int) -> list[dict[str, np.ndarray]]:
+    """Samples of x: rows whose elements depend on each other, as those of a trained model do, so that rounding one
+    element up can make up for another."""
+    draw = np.random.default_rng(seed)
+    mixed = np.random.default_rng(9).normal(size=(6, 32))
+    rows = (draw.normal(size=(16, 6)) @ mixed + draw.normal(size=(16, 32)) / 10 for _ in range(count))
+    return [{"x": array.astype(np.float32)} for array in rows]
+
+
 def nodes_of(model: DetachedModel) -> list[str]:
     """Each node in a line of ONNX's text form, without its name."""
     lines = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from pipeline.quantsim.optimizers import Optimizer, optimizers_of
 from pipeline.quantsim.placement import Placement, place
 from pipeline.quantsim.sensitivity import Layer
 from pipeline.quantsim.simulation import compare_outputs
-from tests.pipeline.quantsim.pictures_of_qdq import model_of, rule
+from tests.pipeline.quantsim.pictures_of_qdq import dependent_rows, model_of, rule
 
 TWO_PRODUCTS = """g (float[16, 32] x) => (float[16, 8] y) {
     h = MatMul(x, first)
@@ -43,27 +42,19 @@ def two_products() -> DetachedModel:
     return model_of(TWO_PRODUCTS, first=first.astype(np.float32), second=second.astype(np.float32))
 
 
-def samples(count: int, seed: int) -> list[Mapping[str, np.ndarray]]:
-    """Rows whose elements depend on each other, as those of a trained model do."""
-    draw = np.random.default_rng(seed)
-    mixed = np.random.default_rng(9).normal(size=(6, 32))
-    rows = (draw.normal(size=(16, 6)) @ mixed + draw.normal(size=(16, 32)) / 10 for _ in range(count))
-    return [{"x": array.astype(np.float32)} for array in rows]
-
-
 def run(
     tmp_path: Path, weights: str, *items: object, model: DetachedModel | None = None
 ) -> tuple[Placement, Chosen, tuple[OptimizedStep, ...]]:
     model = model or two_products()
     placement = place(model, [rule("op:*", weights, "float")])
-    held = samples(2, seed=2)
+    held = dependent_rows(2, seed=2)
 
     def rate(chosen: Chosen) -> float:
         quantized = insert_qdq(chosen.tune(model), encode(placement, {}, model, chosen.encodings))
         return compare_outputs(model, quantized, held)["y"].sqnr_db
 
     optimization = Optimization(model, placement, encode(placement, {}, model), lambda: held, rate, tmp_path)
-    chosen, rows = optimization.run(optimizers_of(items), samples(4, seed=1))
+    chosen, rows = optimization.run(optimizers_of(items), dependent_rows(4, seed=1))
     return placement, chosen, rows
 
 
@@ -84,9 +75,15 @@ def test_a_step_by_which_the_chain_gets_worse_is_undone(tmp_path: Path) -> None:
     placement = place(model, [rule("op:*", "int4/channel", "float")])
     encodings = encode(placement, {}, model)
     optimization = Optimization(
-        model, placement, encodings, lambda: samples(2, seed=2), lambda _: next(ratios), tmp_path, must_not_fall=True
+        model,
+        placement,
+        encodings,
+        lambda: dependent_rows(2, seed=2),
+        lambda _: next(ratios),
+        tmp_path,
+        must_not_fall=True,
     )
-    chosen, [row] = optimization.run(optimizers_of(["gptq"]), samples(4, seed=1))
+    chosen, [row] = optimization.run(optimizers_of(["gptq"]), dependent_rows(4, seed=1))
     assert (row.status, row.outputs_db, dict(chosen.arrays)) == ("reverted", (20.0, 19.0), {})
     assert any(layer.taken for layer in row.layers)
     assert "outputs 20.00 → 19.00 dB, so it is undone: the chain is worse by it" in str(row)
@@ -113,7 +110,7 @@ def test_gptq_gives_the_numbers_of_its_library_and_is_better_on_samples_that_it_
     assert [layer.taken for layer in row.layers] == [True, True]
     assert all(layer.after_db > layer.before_db + 3 for layer in row.layers)
     nearest = insert_qdq(model, encode(placement, {}, model))
-    library = apply_gptq(attach(model), attach(nearest), [dict(sample) for sample in samples(4, seed=1)])
+    library = apply_gptq(attach(model), attach(nearest), [dict(sample) for sample in dependent_rows(4, seed=1)])
     stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in library.graph.initializer}
     ours = quantize(chosen.arrays["first"], chosen.encodings["first"])
     np.testing.assert_array_equal(ours, stored["first_quantized"].astype(np.int64))
@@ -143,7 +140,7 @@ def test_gptq_with_zero_points_and_in_the_order_of_the_activations(
         tmp_path, weights, {"gptq": {"act_order": act_order, "percdamp": 0.01}}, model=model
     )
     assert row.status == "ran" and row.outputs_db is not None and row.outputs_db[1] > row.outputs_db[0] + 2
-    data = np.concatenate([sample["x"] for sample in samples(4, seed=1)]).astype(np.float64)
+    data = np.concatenate([sample["x"] for sample in dependent_rows(4, seed=1)]).astype(np.float64)
     hessian = data.T @ data
     damped = hessian + 0.01 * np.trace(hessian) / 32 * np.eye(32)
     encoding = encode(placement, {}, model)["w"]
@@ -221,7 +218,7 @@ def test_distill_says_how_much_memory_it_needs(tmp_path: Path, monkeypatch: pyte
 def test_distill_passes_over_an_output_of_zeros(tmp_path: Path) -> None:
     """`z` is zero in float on all that is fitted to, and not where it is quantized: its noise has no ratio."""
     weight = np.random.default_rng(0).normal(size=(32, 8)).astype(np.float32)
-    most = np.max([sample["x"] @ weight for sample in samples(4, seed=1)], axis=(0, 1)) + np.float32(1e-3)
+    most = np.max([sample["x"] @ weight for sample in dependent_rows(4, seed=1)], axis=(0, 1)) + np.float32(1e-3)
     text = "g (float[16, 32] x) => (float[16, 8] z, float[16, 8] y) { y = MatMul(x, w) a = Sub(y, most) z = Relu(a) }"
     model = model_of(text, w=weight, most=most)
     _, _, (row,) = run(tmp_path, "int3/channel", {"distill": {"iterations": 20}}, model=model)
@@ -253,11 +250,11 @@ def test_bias_correction_adds_what_the_mean_of_each_channel_has_lost(tmp_path: P
     placement, chosen, (row,) = run(tmp_path, "int2/channel", "bias-correction", model=model)
     assert (row.status, {layer.weight for layer in row.layers}) == ("ran", {"bias", "row"})
     rounded = round_trip(constants["first"], chosen.encodings["first"], is_stored=True)
-    data = np.concatenate([sample["x"] for sample in samples(4, seed=1)])
+    data = np.concatenate([sample["x"] for sample in dependent_rows(4, seed=1)])
     lost = (data @ (constants["first"] - rounded)).mean(axis=0)
     np.testing.assert_allclose(chosen.arrays["bias"] - constants["bias"], lost, atol=1e-4)
     nearest = insert_qdq(model, encode(placement, {}, model))
-    library = correct_bias(attach(model), attach(nearest), [dict(sample) for sample in samples(4, seed=1)])
+    library = correct_bias(attach(model), attach(nearest), [dict(sample) for sample in dependent_rows(4, seed=1)])
     stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in library.graph.initializer}
     np.testing.assert_array_equal(chosen.arrays["bias"], constants["bias"] + stored["h_bias_correction"].ravel())
     other = place(model, [rule("op:*", "int2/channel", "float"), rule("tensor:first", "int8/channel")])
@@ -269,7 +266,7 @@ def test_bias_correction_adds_what_the_mean_of_each_channel_has_lost(tmp_path: P
 def test_a_whole_simulation_is_judged_on_samples_that_were_held_out(tmp_path: Path) -> None:
     onnx.save(attach(two_products()), tmp_path / "two.onnx")
     (tmp_path / "data").mkdir()
-    for index, sample in enumerate(samples(8, seed=1)):
+    for index, sample in enumerate(dependent_rows(8, seed=1)):
         np.savez(tmp_path / "data" / f"{index}.npz", **dict(sample))  # type: ignore[arg-type]
     config = """
 model: {onnx: two.onnx}
@@ -311,10 +308,10 @@ def test_seq_mse_takes_one_product_and_leaves_the_others_in_float(tmp_path: Path
     }"""
     model = model_of(text, 21, **constants)
     placement = place(model, [rule("op:*", "float", "float"), rule(f"tensor:{weight}", "int3/channel")])
-    held = samples(2, seed=2)
+    held = dependent_rows(2, seed=2)
     optimization = Optimization(model, placement, encode(placement, {}, model), lambda: held, lambda _: 0.0, tmp_path)
     steps = optimizers_of([{"seq-mse": {"python": os.environ["AIMET_PYTHON"]}}])
-    chosen, (row,) = optimization.run(steps, samples(4, seed=1))
+    chosen, (row,) = optimization.run(steps, dependent_rows(4, seed=1))
     assert (row.status, [layer.weight for layer in row.layers]) == ("ran", [weight])
     assert not np.array_equal(chosen.encodings[weight].scale, encode(placement, {}, model)[weight].scale)
 

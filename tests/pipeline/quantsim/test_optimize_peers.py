@@ -19,7 +19,7 @@ from pipeline.quantsim.encodings import encode, quantize, round_trip
 from pipeline.quantsim.optimize import Chosen, Optimization, OptimizedStep
 from pipeline.quantsim.optimizers import optimizers_of
 from pipeline.quantsim.placement import place
-from tests.pipeline.quantsim.pictures_of_qdq import model_of, rule
+from tests.pipeline.quantsim.pictures_of_qdq import dependent_rows, model_of, rule
 from tests.support.interpreters import AIMET, NNCF
 
 PRODUCTS = """g (float[16, 32] x) => (float[16, 8] y) {
@@ -38,20 +38,12 @@ def products() -> DetachedModel:
     return model_of(PRODUCTS, 21, **{name: draw.normal(size=dims).astype(np.float32) for name, dims in shapes.items()})
 
 
-def samples(count: int, seed: int) -> list[dict[str, np.ndarray]]:
-    """Rows whose elements depend on each other, so that rounding one element up can make up for another."""
-    draw = np.random.default_rng(seed)
-    mixed = np.random.default_rng(9).normal(size=(6, 32))
-    rows = (draw.normal(size=(16, 6)) @ mixed + draw.normal(size=(16, 32)) / 10 for _ in range(count))
-    return [{"x": array.astype(np.float32)} for array in rows]
-
-
 def run(folder: Path, weights: str, step: dict[str, Any]) -> tuple[Chosen, OptimizedStep]:
     folder.mkdir()
-    model, held = products(), samples(2, seed=2)
+    model, held = products(), dependent_rows(2, seed=2)
     placement = place(model, [rule("op:*", weights, "float")])
     optimization = Optimization(model, placement, encode(placement, {}, model), lambda: held, lambda _: 0.0, folder)
-    chosen, (row,) = optimization.run(optimizers_of([step]), samples(4, seed=1))
+    chosen, (row,) = optimization.run(optimizers_of([step]), dependent_rows(4, seed=1))
     return chosen, row
 
 
