@@ -130,7 +130,8 @@ def inspect_model(
         proto = with_input_shapes({name: ("inspect", shape) for name, shape in shapes.items()}, proto)
     proto, sizes = _with_sizes(proto)
     inferred = GraphIndex(infer_at_sizes(proto))
-    types, index = inferred.types, GraphIndex(proto.graph)
+    sparse = (_type_of_sparse(tensor) for graph in every_graph(proto.graph) for tensor in graph.sparse_initializer)
+    types, index = {**inferred.types, **{info.name: info for info in sparse}}, GraphIndex(proto.graph)
     counter = _Counter(index, types)
     stored = [tensor for graph in every_graph(proto.graph) for tensor in _tensors_of(graph)]
     weights = {tensor.name: (_kind(tensor), _bytes(tensor.data_type, tensor.dims)) for tensor in stored}
@@ -178,6 +179,10 @@ def _with_sizes(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, int]
     if sizes or any(not dims_of(info) for info in fixed.graph.value_info):
         del fixed.graph.value_info[:]
     return fixed, sizes
+
+
+def _type_of_sparse(tensor: onnx.SparseTensorProto) -> onnx.ValueInfoProto:
+    return onnx.helper.make_tensor_value_info(tensor.values.name, tensor.values.data_type, tensor.dims)
 
 
 def _tensors_of(graph: onnx.GraphProto) -> Iterator[TensorProto]:

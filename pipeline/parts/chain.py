@@ -196,9 +196,11 @@ def generate_greedily(
                 model, **inputs, generation_config=settings, return_dict_in_generate=True, output_logits=True
             )
     except Exception as error:  # a model's forward may raise anything
+        is_lookup = "out of range in self" in str(error)  # torch's words on a row that a table of embeddings lacks
+        expected = "a configuration whose tokens are in the vocabulary" if is_lookup else "a model whose generate runs"
         raise SourceError(
             f"model.task: transformers' own generate of {type(model).__name__} raises {first_line(error)}, so there is "
-            "no text to compare the chain with; expected a configuration whose tokens are in the vocabulary"
+            f"no text to compare the chain with; expected {expected}"
         ) from error
     finally:
         model.generation_config = own

@@ -13,7 +13,7 @@ from onnx import ModelProto, SparseTensorProto, helper, numpy_helper
 import passes
 from passes.graph.inference import dims_of, infer_shapes, types_of
 from passes.graph.traversal import dense_of, without_sparse
-from passes.tools import change_outputs, convert_opset, to_fp16
+from passes.tools import change_outputs, convert_opset, inspect_model, to_fp16
 from pipeline.onnx_backend import OnnxlineBackend
 from tests.support.onnx_models import model_of
 
@@ -83,3 +83,11 @@ def test_what_reads_a_sparse_tensor_has_a_type(make: Callable[[SparseTensorProto
     half = to_fp16(model).to_proto()
     session = onnxruntime.InferenceSession(half.SerializeToString(), providers=["CPUExecutionProvider"])
     np.testing.assert_allclose(session.run(None, {"x": X})[0], X @ WHOLE)
+
+
+@pytest.mark.parametrize("make", [stored, constant])
+def test_a_product_with_a_sparse_tensor_is_counted_as_it_is_run(
+    make: Callable[[SparseTensorProto], ModelProto],
+) -> None:
+    facts = inspect_model(make(FLAT), {"x": [5, 2]})
+    assert (facts.macs, facts.uncounted) == ({"MatMul": 5 * 2 * 3}, ())

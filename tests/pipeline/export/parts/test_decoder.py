@@ -93,8 +93,22 @@ def test_the_last_logits_alone() -> None:
 
 
 def test_a_model_that_raises_in_its_own_generate_is_one_sentence() -> None:
-    with pytest.raises(SourceError, match="own generate of LlamaForCausalLM raises IndexError: index out of range"):
+    with pytest.raises(
+        SourceError, match="own generate of LlamaForCausalLM raises IndexError: index out of range"
+    ) as caught:
         generate_greedily(make_model("Llama"), 2, input_ids=torch.tensor([[10**6]]))
+    assert str(caught.value).endswith("expected a configuration whose tokens are in the vocabulary")
+
+
+def test_a_model_whose_generate_fails_elsewhere_is_not_blamed_on_its_tokens() -> None:
+    """transformers makes a cache of `num_layers` layers for `num_decoder_layers`."""
+    import transformers
+
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_heads": 2, "vocab_size": 50}
+    config = transformers.T5Config(**sizes, num_layers=1, num_decoder_layers=2)
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    with pytest.raises(SourceError, match=r"raises IndexError: list index .*; expected a model whose generate runs$"):
+        generate_greedily(model, 2, 0, input_ids=torch.tensor([[3, 4]]))
 
 
 def test_a_model_that_generates_no_text_is_one_sentence() -> None:
