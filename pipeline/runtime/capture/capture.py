@@ -87,7 +87,6 @@ class Capture(ProcessBound):
             session.states.order.enter()  # the first values may go where an earlier capture reads
             self._feed = FeedBuffers(memory, session, CapturePolicy(key.mode, key.static_roles, key.copy_roles))
             self._feed.fill(feed)
-            session.states.refuse_missing()
             memory.bound.refuse_moved_weights()
             for vid, weight in memory.bound.weights.items():
                 if vid not in session.states.tensors:  # a weight that runs change is copied to its state

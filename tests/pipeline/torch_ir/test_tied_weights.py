@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from pipeline.errors import SourceError
+from pipeline.errors import SourceError, Unsupported
 from pipeline.runtime import RecordingDevice, compile_graph
 from pipeline.torch_ir import IR, ExecutionError, IRExecutor, execute_ir, extract_ir, verify_ir_with_state_dict
 from pipeline.torch_ir.command_files import summary
@@ -133,10 +133,10 @@ def test_states_stay_there_from_run_to_run() -> None:
     model = Cache().eval()
     args, kwargs = cache_call(2)
     ir = extract_ir(model, args, kwargs=kwargs, strict=False)
-    valid, report = verify_ir_with_state_dict(
-        ir, model.state_dict(), model, args, kwargs=kwargs, device=RecordingDevice()
-    )
+    device = RecordingDevice()
+    valid, report = verify_ir_with_state_dict(ir, model.state_dict(), model, args, kwargs=kwargs, device=device)
     assert valid, report
+    assert device.synchronizations, "the plan was bound there"
 
 
 def test_a_run_op_by_op_is_refused_there() -> None:
@@ -145,3 +145,9 @@ def test_a_run_op_by_op_is_refused_there() -> None:
     executor = IRExecutor(ir, model.state_dict(), planned=False, device=RecordingDevice())
     with pytest.raises(ExecutionError, match=r"this run goes op by op .*, and only a plan runs on a device"):
         executor.execute((x,))
+
+
+def test_a_device_that_is_not_there_is_named_and_no_run_op_by_op_is_tried() -> None:
+    model, x = torch.nn.Linear(4, 2), torch.randn(3, 4)
+    with pytest.raises(Unsupported, match="device 'warp': this release has kernels for cpu and cuda"):
+        execute_ir(extract_ir(model, (x,), strict=False), (x,), model.state_dict(), device="warp")
