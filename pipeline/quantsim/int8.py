@@ -3,6 +3,7 @@ outputs are from those in float. It is `QuantSim` without its run, its artifacts
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -356,11 +357,23 @@ def _quantize(
     return Int8Result(quantized, placement, encodings, outputs, device, steps, sizes, *counts, (*notes, *more))
 
 
+SPREAD_DB: Final = 250.0
+"""Above every ratio of 10^9 values in float32 of one size, the noise of which is one rounding of one value."""
+
+
 def _describe_outputs(model: DetachedModel, outputs: Mapping[str, OutputNoise]) -> Iterator[str]:
     """What the ratios of the outputs do not say."""
     graph = model.proto.graph
     if silent := [output.name for output in graph.output if output.name not in outputs]:
         names = join_first(silent, MOST_REASONS)
         yield f"outputs without elements, or of other types than float16, float32 and float64, have no ratio: {names}"
+    for name, noise in outputs.items():
+        if math.isnan(noise.max_abs):
+            yield f"{name} is infinite or NaN on a sample, so its ratio says nothing; {OPTIONS.numbers}"
+        elif SPREAD_DB < noise.sqnr_db < math.inf:
+            yield (
+                f"{name} has a value on a sample that is far above all others, so its ratio, which is that of this "
+                f"value, says nothing; {OPTIONS.numbers}"
+            )
     if drawn := sorted({node.op_type for node in every_node(graph) if node.op_type in RANDOM_OPS - {"Dropout"}}):
         yield f"{', '.join(drawn)} give other numbers in each run, so ratios of outputs that depend on them say nothing"

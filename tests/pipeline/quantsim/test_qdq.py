@@ -253,3 +253,17 @@ def test_a_training_info_is_kept_while_its_weights_are_there(weight: str, is_kep
     result = onnxline.to_int8(model, samples=4)
     assert bool(result.to_proto().training_info) is is_kept
     assert any("training_info is not in the result" in note for note in result.notes) is not is_kept
+
+
+@pytest.mark.parametrize(
+    ("largest", "words"),
+    [(1.5e38, "y has a value on a sample that is far above all others"), (3e38, "y is infinite or NaN on a sample")],
+)
+def test_a_ratio_that_says_nothing_is_named(largest: float, words: str) -> None:
+    model = attach(model_of("g (float[8] x) => (float[8] y, float[8] z) { y = Add(x, x) z = Sigmoid(x) }"))
+    drawn = np.linspace(-1, 1, 8, dtype=np.float32)
+    feeds = [{"x": drawn}, {"x": np.append(drawn[:7], np.float32(largest))}]
+    keep = ["tensor:y"] if largest > 2e38 else []
+    notes = onnxline.to_int8(model, feeds=feeds, keep=keep).notes
+    assert [note for note in notes if note.startswith(words)], notes
+    assert not [note for note in onnxline.to_int8(model, feeds=feeds[:1]).notes if note.startswith("y ")]
