@@ -15,10 +15,12 @@ from pipeline.lowering.fusion.attention import fuse_attention, keep_scores
 from pipeline.lowering.fusion.compounds import join_compounds
 from pipeline.lowering.fusion.gradients import (
     add_biases_in_products,
+    compute_activations_again,
     join_parts,
     join_relu_with_products,
     scale_before_spreading,
     sum_rows_by_product,
+    write_class_gradients,
 )
 from pipeline.lowering.fusion.layout import keep_channels_last, store_as_copied, store_images_by_channel
 from pipeline.lowering.fusion.op_patterns import select_constant_indices
@@ -98,4 +100,4 @@ def fuse_train_step(graph: Graph, *, native: bool = False, rows: bool = False) -
         return graph
     for apply in (NATIVE_TRAIN_PASSES if native else TRAIN_PASSES).values():
         graph = apply(graph)
-    return fuse_rows(graph) if rows else graph
+    return fuse_rows(compute_activations_again(write_class_gradients(graph))) if rows else graph

@@ -8,7 +8,7 @@ added after a view stays a product and a sum.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from pipeline.ir.graph import Attr, Graph, InputRef, Op, TensorSpec, TorchConst
@@ -257,3 +257,113 @@ def join_relu_with_products(graph: Graph) -> Graph:
 
 
 MM: dict[str, Attr] = {"self": InputRef(0), "mat2": InputRef(1)}
+
+
+def write_class_gradients(graph: Graph) -> Graph:
+    """`classes`: the gradient of a cross entropy is written over the log-softmax of its logits.
+
+    torch has a matrix for the gradient of the loss, and a further one for that of the logits.
+
+    In a row of the share s it is s · exp(log p), less s at the class of the row.
+    """
+    rewrite = Rewrite(graph)
+    for op in graph.ops:
+        loss = producer(graph, op.inputs[0]) if op.kind == "aten._log_softmax_backward_data.default" else None
+        if loss is None or not _is_gradient_of_classes(graph, loss, op):
+            continue
+        share, logs, target, total = loss.inputs
+        rows, matrix = graph.values[target].spec, graph.values[logs].spec
+        name, number = graph.values[op.outputs[0]].name, graph.values[share].spec
+        ignored, row = loss.attrs["ignore_index"], replace(matrix, shape=rows.shape)
+
+        def put(
+            kind: str, inputs: list[int], spec: TensorSpec, attrs: dict[str, Attr], op: Op = op, name: str = name
+        ) -> int:
+            made = rewrite.declare(f"{name} {kind.split('.')[1]}", spec)
+            rewrite.replace(op, kind, inputs, [made], attrs)
+            return made
+
+        if loss.attrs["reduction"] == MEAN:
+            share = put("aten.div.Tensor", [share, total], number, {})
+        is_ignored = put("aten.eq.Scalar", [target], replace(rows, dtype="bool"), {"other": ignored})
+        shares = put("aten.where.ScalarSelf", [is_ignored, share], row, ZERO_OR_SHARE)
+        classes = put("aten.masked_fill.Scalar", [target, is_ignored], rows, {"value": 0})
+        column = (*rows.shape, 1)
+        shares = put("aten.view.default", [shares], replace(row, shape=column), {"size": column})
+        classes = put("aten.view.default", [classes], replace(rows, shape=column), {"size": column})
+        less = put("aten.neg.default", [shares], replace(row, shape=column), {})
+        odds = put("aten.mul.Tensor", [put("aten.exp.default", [logs], matrix, {}), shares], matrix, {})
+        rewrite.replace(op, "aten.scatter_add.default", [odds, classes, less], op.outputs, AT_CLASSES)
+    return rewrite.build()
+
+
+def _is_gradient_of_classes(graph: Graph, loss: Op, op: Op) -> bool:
+    """Whether `loss` makes the gradient that `op` reads, over rows of one large matrix, each row of the same weight."""
+    if loss.kind != "aten.nll_loss_backward.default" or only_user(graph, op.inputs[0]) is not op:
+        return False
+    logs = op.inputs[1]
+    while (view := producer(graph, logs)) is not None and view.kind in ("aten.detach.default", "aten.alias.default"):
+        logs = view.inputs[0]
+    spec = graph.values[logs].spec
+    is_matrix = spec.rank == 2 and spec.is_static and spec.nbytes >= LARGE_MATRIX and op.attrs["dim"] in (1, -1)
+    is_plain = loss.attrs["weight"] is None and loss.attrs["reduction"] in (MEAN, SUM)
+    return is_matrix and is_plain and loss.inputs[1] == logs and spec == graph.values[op.outputs[0]].spec
+
+
+AT_CLASSES: dict[str, Attr] = {"self": InputRef(0), "dim": 1, "index": InputRef(1), "src": InputRef(2)}
+
+ZERO_OR_SHARE: dict[str, Attr] = {"condition": InputRef(0), "self": 0.0, "other": InputRef(1)}
+
+MEAN, SUM = 1, 2
+"""Reductions of a loss, as torch numbers them."""
+
+LARGE_MATRIX = 2**20
+"""Bytes from which a matrix that is spared is worth the launches for its rows."""
+
+
+def compute_activations_again(graph: Graph) -> Graph:
+    """`again`: an activation that is read in the forward pass and, much later, by gradients is computed for each.
+
+    Its operand stays until then in any case, since the gradient of the activation reads it: so one of two large values
+    of each layer is kept. The second one costs a launch, and what it reads and writes.
+    """
+    rewrite = Rewrite(graph)
+    for op in graph.ops:
+        if op.kind not in CHEAP or graph.values[op.outputs[0]].spec.nbytes < LARGE_MATRIX:
+            continue
+        last = max(graph.values[op.inputs[0]].users)
+        made: dict[int, int] = {}  # by vid of the first one
+        for path, reader in sorted(_readers(graph, op.outputs[0]), key=lambda found: found[1].oid):
+            if not op.oid + FAR < reader.oid <= last or reader in rewrite:
+                continue
+            for step in (op, *path):
+                (out,) = step.outputs
+                if out not in made:
+                    value = graph.values[out]
+                    made[out] = rewrite.declare(f"{value.name} again", value.spec)
+                    inputs = [made.get(vid, vid) for vid in step.inputs]
+                    rewrite.replace(reader, step.kind, inputs, [made[out]], step.attrs)
+            inputs = [made.get(vid, vid) for vid in reader.inputs]
+            rewrite.replace(reader, reader.kind, inputs, reader.outputs, reader.attrs, reader.constraints)
+    return rewrite.build()
+
+
+def _readers(graph: Graph, vid: int, path: tuple[Op, ...] = ()) -> Iterator[tuple[tuple[Op, ...], Op]]:
+    """The ops that read `vid`, each after the views through which it does."""
+    for oid in graph.values[vid].users:
+        op = graph.ops[oid]
+        if op.kind in VIEWS:
+            yield from _readers(graph, op.outputs[0], (*path, op))
+        else:
+            yield path, op
+
+
+CHEAP = frozenset({"aten.gelu.default", "aten.silu.default"})
+"""Activations whose gradient is computed from their operand."""
+
+VIEWS = frozenset(
+    {"aten.view.default", "aten._unsafe_view.default", "aten.t.default", "aten.transpose.int", "aten.detach.default"}
+)
+
+FAR = 32
+"""Ops between two readers of a value from which its memory is worth more than to compute it again."""

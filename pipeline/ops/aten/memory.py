@@ -76,8 +76,11 @@ POINTWISE: Final = frozenset(
 )
 """Operators whose result element i depends only on elements i of the operands."""
 
-WRITTEN_LAST: Final = frozenset(f"aten.{name}.default" for name in ("layer_norm", "group_norm", "rms_norm"))
-"""Operators whose kernels compute in memory of their own, and copy the result when it is done."""
+WRITTEN_LAST: Final = frozenset(
+    f"aten.{name}.default" for name in ("layer_norm", "group_norm", "rms_norm", "_log_softmax")
+)
+"""Operators whose kernels compute in memory of their own, and copy the result when it is done. Those of `_log_softmax`
+read a row for its maximum and its sum, and then each element just before they write it."""
 
 CHANGED: Final = frozenset(
     {

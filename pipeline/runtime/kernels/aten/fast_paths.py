@@ -174,6 +174,22 @@ def embedding(call: AtenCall, outs: Outs) -> Launch | None:
     return partial(torch.index_select, table, 0, indices.view(-1), out=outs[0].view(-1, table.shape[1]))
 
 
+def embedding_gradient(call: AtenCall, outs: Outs) -> Launch | None:
+    """On a GPU torch's kernel makes the gradient of a whole table, of which a copy would be made: rows are added to the
+    result where it is, by a kernel that sorts them, so that their order is always the same."""
+    gradient, indices = call.args[:2]
+    rows, given, out = flatten_rows(gradient, 1), call.given, outs[0]
+    is_plain = given["padding_idx"] < 0 and not given["scale_grad_by_freq"]
+    if TARGET.get().is_host or rows is None or not is_plain or not indices.is_contiguous() or out.nbytes < LARGE_TABLE:
+        return None
+    add = partial(torch.ops.aten.index_put_.default, out, [indices.view(-1)], rows, accumulate=True)
+    return in_turn(out.zero_, add)
+
+
+LARGE_TABLE = 2**24
+"""Bytes from which a copy takes longer than the launches that sort."""
+
+
 def index(call: AtenCall, outs: Outs) -> Launch | None:
     """By places of one axis, negative ones from its end: rows are selected directly into the result."""
     x, places = call.args
@@ -332,6 +348,7 @@ FAST_PATHS: Mapping[str, FastPath] = {
     "aten.batch_norm.default": batch_norm,
     "aten.as_strided.default": as_strided,
     "aten.embedding.default": embedding,
+    "aten.embedding_dense_backward.default": embedding_gradient,
     "aten.index.Tensor": index,
     "aten.repeat.default": repeat,
     "aten.constant_pad_nd.default": constant_pad,

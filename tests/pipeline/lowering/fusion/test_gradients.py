@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-import pytest
+import copy
+from functools import partial
 
+import pytest
+import torch
+from torch import nn
+
+from pipeline.ir import Graph
+from pipeline.lowering import lower, with_kernels
+from pipeline.lowering.fusion import fuse_train_step
 from pipeline.lowering.fusion.gradients import (
     add_biases_in_products,
+    compute_activations_again,
     join_parts,
     scale_before_spreading,
     sum_rows_by_product,
 )
+from pipeline.planning import make_plan
+from pipeline.runtime.recording import RecordingDevice
+from pipeline.training import TrainProgram, record_step
+from pipeline.training.batch import LossFunction
 from tests.pipeline.lowering.fusion.fusion_pictures import assert_becomes, assert_stays
 
 PARTS = """
@@ -202,3 +215,80 @@ def test_the_gradient_of_a_bias_is_a_product_with_ones() -> None:
 )
 def test_other_sums_are_no_products(old: str, new: str) -> None:
     assert_stays(sum_rows_by_product, SUMS.replace(old, new))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_gradient_of_classes_is_written_over_their_logarithms(reduction: str) -> None:
+    """One matrix of logits is there, where autograd has three; rows without a class have no gradient."""
+    torch.manual_seed(0)
+    module, x, classes = nn.Linear(8, 3001), torch.randn(128, 8), torch.arange(128) * 23
+    classes[3] = classes[7] = -100
+    step = _compare_steps(module, partial(nn.functional.cross_entropy, reduction=reduction), (x, classes))
+    assert _arena_of(step.graph) < 1.1 * 128 * 3001 * 4 < _arena_of(step.graph, rows=False)
+
+
+class Deep(nn.Module):
+    """Layers whose activations are large; a tail lies between those of the forward pass and their gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 4096), nn.GELU(), nn.Linear(4096, 8)) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        for _ in range(20):
+            x = x.sin()
+        return x
+
+
+def test_a_large_activation_is_computed_again_for_its_gradient() -> None:
+    """Its operand is kept for that too, so of two values of a layer one is there."""
+    torch.manual_seed(0)
+    step = _compare_steps(Deep(), nn.functional.mse_loss, (torch.randn(64, 8), torch.randn(64, 8)))
+    fused = fuse_train_step(step.graph, rows=True)
+    assert sum(op.kind == "aten.gelu.default" for op in fused.ops) == 8
+    assert _arena_of(step.graph) <= _arena_of(step.graph, rows=False) - 3 * 64 * 4096 * 4
+
+
+def test_a_small_activation_and_one_that_is_read_at_once_stay() -> None:
+    for module in (nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 8)), Deep().layers[0]):
+        batch = (torch.randn(64, 8), torch.randn(64, 8))
+        sgd = torch.optim.SGD(module.parameters(), lr=0.1)
+        graph = record_step(module, nn.functional.mse_loss, sgd, batch).graph
+        assert compute_activations_again(graph) is graph
+
+
+def _compare_steps(module: nn.Module, loss: LossFunction, batch: tuple[torch.Tensor, torch.Tensor]) -> TrainProgram:
+    """Three recorded steps, with the passes for a GPU, next to those of torch."""
+    twin, sgd = copy.deepcopy(module), partial(torch.optim.SGD, lr=0.1)
+    step = record_step(module, loss, sgd(module.parameters()), batch, device=RecordingDevice(2**28))
+    optimizer = sgd(twin.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        expected = loss(twin(batch[0]), batch[1])
+        expected.backward()
+        optimizer.step()
+        torch.testing.assert_close(step.step(batch), expected.detach())
+    step.write_back()
+    for found, parameter in zip(module.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(found, parameter)
+    return step
+
+
+def _arena_of(graph: Graph, *, rows: bool = True) -> int:
+    """Bytes of the arena of a train step with the passes for a GPU, or with the passes of the CPU."""
+    fused = with_kernels(fuse_train_step(graph, rows=rows))
+    return make_plan(fused, lower(fused)).arena_bytes
+
+
+def test_logarithms_of_classes_may_be_written_over_what_they_are_of() -> None:
+    """torch's kernels of the CPU: each element is read for the last time just before it is written."""
+    torch.manual_seed(0)
+    log_softmax = torch.ops.aten._log_softmax
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        for shape in ((5,), (7, 3), (128, 3001), (3, 5, 7), (2, 1000, 33), (33, 17, 65)):
+            for dim in range(len(shape)):
+                x = (torch.randn(shape) * 5).to(dtype)
+                expected = log_softmax.default(x, dim, False)
+                assert torch.equal(log_softmax.out(x, dim, False, out=x), expected), (dtype, shape, dim)

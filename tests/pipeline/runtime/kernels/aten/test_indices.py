@@ -9,6 +9,8 @@ import torch
 from torch.nn import functional as f
 
 from pipeline.errors import DataError
+from pipeline.ir.graph import InputRef, TensorSpec
+from pipeline.ops import GraphBuilder
 from pipeline.runtime import RecordingDevice, compile_graph, compile_open_graph
 from pipeline.runtime.kernels.aten.indices import INDEXED, LISTS, IndexFlags
 from tests.support.torch_programs import Calls, feed_of, graph_of
@@ -284,3 +286,20 @@ def test_a_wrong_index_of_a_capture_whose_context_is_gone_is_raised_before_the_c
             look()
         program.drop_captures()
         program.synchronize()
+
+
+def test_the_gradient_of_a_large_table_is_added_where_it_is() -> None:
+    """torch's kernel makes a whole table, which would be copied; rows of one word are added up."""
+    builder, width = GraphBuilder("table"), 512
+    rows = builder.input("rows", TensorSpec((2, 3, width), "float32"))
+    ids = builder.input("ids", TensorSpec((2, 3), "int64"))
+    tensors = {"grad_output": InputRef(0), "indices": InputRef(1)}
+    attrs = {**tensors, "num_weights": 2**13, "padding_idx": -1, "scale_grad_by_freq": False}
+    operator = "aten.embedding_dense_backward.default"
+    made = builder.emit(operator, [rows, ids], [("table", TensorSpec((2**13, width), "float32"))], attrs)
+    program = compile_graph(builder.build(made), device=RecordingDevice(2**28))
+    feed = {"rows": torch.randn(2, 3, width), "ids": torch.tensor([[5, 8191, 5], [0, 1, 5]])}
+    expected = torch.ops.aten.embedding_dense_backward(feed["rows"], feed["ids"], 2**13, -1, False)
+    assert program.capture(feed).report.pool_bytes < 2**20
+    for _ in range(2):
+        torch.testing.assert_close(program.replay(feed)["table"], expected)
