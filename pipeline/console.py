@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from passes.proof.numbers import only_compared
 from passes.run.result import PassRow, Status, StructureVerdict, author_of_loss
-from passes.suggest import bytes_text, milliseconds_text, plural
+from passes.suggest import bytes_text, join_first, milliseconds_text, plural
 from passes.visible import visible_line
 from pipeline import events
 from pipeline.errors import UsageError
@@ -215,8 +215,7 @@ def _rest(rows: Sequence[PassRow]) -> str:
     idle = len(rows) - len(skipped)
     parts = [f"{plural(idle, 'step')} had nothing to do"] if idle else []
     if skipped:
-        more = f" and {len(skipped) - NAMED} more" if len(skipped) > NAMED else ""
-        parts.append(f"{', '.join(skipped[:NAMED])}{more} {'was' if len(skipped) == 1 else 'were'} skipped")
+        parts.append(f"{join_first(skipped, NAMED)} {'was' if len(skipped) == 1 else 'were'} skipped")
     return f"{', '.join(parts)} (--verbose shows all)"
 
 
@@ -239,8 +238,7 @@ def _lost_lines(structures: Sequence[StructureVerdict], rows: Sequence[PassRow],
     for verdict in lost:
         by_author[verdict.kind, author_of_loss(verdict, rows)].append(verdict.name)
     for (kind, culprit), names in by_author.items():
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        yield f"lost: {kind} {', '.join(names[:NAMED])}{more}" + (f", by {culprit}" if culprit else "")
+        yield f"lost: {kind} {join_first(names, NAMED)}" + (f", by {culprit}" if culprit else "")
     if lost:
         kinds = dict.fromkeys((*keep, *(verdict.kind for verdict in lost)))
         yield f"  to keep {'it' if len(lost) == 1 else 'them'}, run again with --keep {','.join(kinds)}"

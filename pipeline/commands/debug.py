@@ -14,7 +14,7 @@ import typer
 from passes.custom_ops import declare_ops
 from passes.errors import StepFailed
 from passes.proof.numbers import TOLERANCES, Tolerance
-from passes.suggest import nearest, plural
+from passes.suggest import ELLIPSIS, join_first, nearest, plural
 from passes.visible import visible_line
 from pipeline.commands.shared import FORMAT_VERSION, add_command, custom_ops_of, locate_parts, print_styled
 from pipeline.errors import SourceError, Unsupported, UsageError
@@ -241,8 +241,7 @@ def _open_dump(subject: Subject, folder: Path, options: DumpOptions, feeds: Mapp
     dump = DeviceDump(subject.model, folder, encodings, options.layout, integers)
     left = dump.find_unmatched(shapes_of(feeds))
     if left:
-        more = " …" if len(left) > MOST_FILES else ""
-        listed = ", ".join(left[:MOST_FILES]) + more
+        listed = join_first(left, MOST_FILES, ELLIPSIS)
         print_line(
             f"{folder}: {plural(len(left), 'file')} that no value of the model has the name of: {listed}", err=True
         )
@@ -332,7 +331,7 @@ def _open_ir(path: Path, weights: Path | None) -> Subject:
     ]
     if missing:
         raise UsageError(
-            f"{path} holds no values for {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}; name a file "
+            f"{path} holds no values for {join_first(missing, 3, ', …')}; name a file "
             "of its weights by --weights, or compare the ONNX file that it was made of"
         )
     values = [graph.values[vid] for vid in graph.inputs]

@@ -31,7 +31,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from passes.suggest import plural
+from passes.suggest import join_first, plural
 from pipeline.errors import SourceError
 
 INDEX: Final = "model.safetensors.index.json"
@@ -89,7 +89,7 @@ def read_shards(checkpoint: Path) -> Shards:
     damaged = {mistake.partition(":")[0] for mistake in mistakes}
     lost = [name for name, shard in placed.items() if name not in tensors and shard not in damaged]
     if lost:
-        mistakes.append(f"{INDEX}: it names tensors that are in no shard: {_names_text(lost)}")
+        mistakes.append(f"{INDEX}: it names tensors that are in no shard: {join_first(lost, SHOWN)}")
     if mistakes:
         raise SourceError(
             f"checkpoint {folder}: {plural(len(mistakes), 'mistake')}; fetch it again, or what is missing\n  "
@@ -169,10 +169,6 @@ def _read_entry(shard: str, key: str, entry: Any, base: int, size: int) -> Store
     if base + end > size:
         raise SourceError(f"{shard}: it ends at {size} bytes, before {key!r} does ({base + end}); it is cut off")
     return StoredTensor(shard, dtype, shape, base + begin, end - begin)
-
-
-def _names_text(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 DTYPES: Final[Mapping[str, int]] = {

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import onnx_ir as ir
 
-from passes.suggest import plural
+from passes.suggest import join_first, plural
 from pipeline.errors import SourceError
 from pipeline.export.checkpoint import DTYPES, Shards
 from pipeline.export.source import TorchSource
@@ -211,11 +211,10 @@ class _ReferenceWriter:
     def refuse_mistakes(self) -> None:
         if not self.mistakes:
             return
-        more = f"\n  and {len(self.mistakes) - SHOWN} more" if len(self.mistakes) > SHOWN else ""
         raise SourceError(
             f"checkpoint {self.shards.folder} does not fit the model: {plural(len(self.mistakes), 'mistake')}\n  "
-            + "\n  ".join(self.mistakes[:SHOWN])
-            + f"{more}\n  check the class, its configuration and its dtype; where the checkpoint holds a tensor in "
+            + join_first(self.mistakes, SHOWN, "\n  and {} more", "\n  ")
+            + "\n  check the class, its configuration and its dtype; where the checkpoint holds a tensor in "
             "pieces, such as experts one by one, say so in export.pieces"
         )
 

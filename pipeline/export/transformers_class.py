@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from passes.suggest import nearest, plural
+from passes.suggest import join_first, nearest, plural
 from pipeline.config import ModelConfig, TransformersConfig, is_hub_name, locate
 from pipeline.errors import OnnxlineError, SourceError
 from pipeline.export.build_source import assemble, draw_biases
@@ -218,7 +218,7 @@ def _with_weights(cls: Any, config: Any, checkpoint: Path, *, allow_extra: bool)
 
 
 def _names_text(names: Collection[Any]) -> str:
-    return f"{', '.join(sorted(map(_key_text, names))[:3])}{', …' if len(names) > 3 else ''}"
+    return join_first(sorted(map(_key_text, names)), 3, ", …")
 
 
 def _key_text(key: Any) -> str:
@@ -315,9 +315,8 @@ HUB_FILES: Final = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 def _refusal(folder: Path, lacks: str, advice: str = "") -> SourceError:
     kind = next((said for pattern, said in FOREIGN.items() if any(folder.glob(pattern))), "")
     files = sorted(path.name for path in folder.iterdir())
-    listing = ", ".join(files[:8]) + (f" and {len(files) - 8} more" if len(files) > 8 else "")
     said = f"it has {kind}" if kind else advice or "expected what save_pretrained writes"
-    return SourceError(f"model.transformers: {folder} has {lacks}; {said}; found {listing or 'nothing'}")
+    return SourceError(f"model.transformers: {folder} has {lacks}; {said}; found {join_first(files, 8) or 'nothing'}")
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from passes.suggest import bytes_text, describe_argument, plural
+from passes.suggest import bytes_text, describe_argument, join_first, plural
 from pipeline.argument_checks import A_LIST, TEXT, a, expects
 from pipeline.errors import InternalError, UsageError
 from pipeline.ir.graph import DTYPE_BITS, Graph, Role, TensorSpec, Value
@@ -366,8 +366,7 @@ def refuse_named_dims(graph: Graph) -> None:
     """
     named = [f"{value.name}{list(value.spec.shape)}" for value in graph.values if not value.spec.is_static]
     if named:
-        more = ", …" if len(named) > SHOWN else ""
         raise UsageError(
-            f"graph {graph.name!r}: {plural(len(named), 'value')} with named dims ({', '.join(named[:SHOWN])}{more}); "
+            f"graph {graph.name!r}: {plural(len(named), 'value')} with named dims ({join_first(named, SHOWN, ', …')}); "
             "a plan needs concrete sizes: export with fixed shapes, or give the dims sizes first, by fix_dims"
         )

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from passes.suggest import bytes_text, nearest, plural
+from passes.suggest import bytes_text, join_first, nearest, plural
 from pipeline.argument_checks import A_LIST, MAPPING, WHOLE, a, expects
 from pipeline.errors import UsageError
 from pipeline.planning.arena import Block, Lifetime, align, assign_offsets
@@ -207,8 +207,7 @@ def _place(
 def _names(plan: ExecutionPlan, spans: Sequence[_Span]) -> str:
     """The values that have these spans, the first of them by name."""
     names = list(dict.fromkeys(plan.slots[span.root].name for span in spans))
-    more = ", …" if len(names) > SHOWN else ""
-    return f"{plural(len(names), 'value')} of the plan ({', '.join(names[:SHOWN])}{more})"
+    return f"{plural(len(names), 'value')} of the plan ({join_first(names, SHOWN, ', …')})"
 
 
 def _whole_life(stay: Occupant) -> _Span:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from passes.suggest import plural
+from passes.suggest import join_first, plural
 from pipeline.argument_checks import a, expects
 from pipeline.errors import InternalError
 from pipeline.ir.graph import Graph, InputRef, Op, Role, TensorSpec, Value, parts
@@ -172,10 +172,10 @@ def check_against(graph: Graph, plan: ExecutionPlan) -> None:
     """
     found = differences(graph, plan)
     if found:
-        more = [f"and {len(found) - LISTED} more"] if len(found) > LISTED else []
+        listing = join_first(found, LISTED, "\n  and {} more", "\n  ")
         raise InternalError(
             f"the plan of graph {plan.graph_name!r} differs from graph {graph.name!r} in {plural(len(found), 'place')}:"
-            "\n  " + "\n  ".join([*found[:LISTED], *more]) + "\nMake the plan again from this graph."
+            f"\n  {listing}\nMake the plan again from this graph."
         )
 
 

@@ -8,7 +8,7 @@ that each write destroys, and reports every read of a value that is not in the s
 from __future__ import annotations
 
 from passes.errors import check_type
-from passes.suggest import plural
+from passes.suggest import join_first, plural
 from pipeline.errors import InternalError
 from pipeline.ir.graph import Role
 from pipeline.lowering import KernelCall
@@ -264,10 +264,9 @@ def check_plan(plan: ExecutionPlan) -> None:
     check_type(plan, ExecutionPlan, "check_plan", "an ExecutionPlan, such as the plan of a compiled program")
     found = violations(plan)
     if found:
-        more = [f"and {len(found) - LISTED} more"] if len(found) > LISTED else []
         raise InternalError(
             f"the plan of graph {plan.graph_name!r} breaks {plural(len(found), 'rule')}:\n  "
-            + "\n  ".join([*found[:LISTED], *more])
+            + join_first(found, LISTED, "\n  and {} more", "\n  ")
             + "\nThis is a bug in the planner; please report it with the model."
         )
 
