@@ -83,6 +83,12 @@ def join_first(entries: Sequence[object], most: int, rest: str = " and {} more",
     return separator.join(map(str, entries[:most])) + (rest.format(left) if left > 0 else "")
 
 
+def join_words(words: Iterable[str], word: str = "or") -> str:
+    """`a, b or c`; "none" where there are none."""
+    *first, last = list(words) or ["none"]
+    return f"{', '.join(first)} {word} {last}" if first else last
+
+
 AND_MORE: Final = " (and {} more)"
 ELLIPSIS: Final = " …"
 

@@ -19,7 +19,7 @@ from passes.graph.op_facts import op_name
 from passes.graph.traversal import bodies_in
 from passes.load import load_model, to_path
 from passes.provenance import ModulePath, annotations_of, form_of, known_as, module_path_of, part_of
-from passes.suggest import is_named, nearest_names, plural
+from passes.suggest import is_named, join_words, nearest_names, plural
 from passes.visible import Table, TableResult, visible_line
 from passes.weights.detached import DetachedModel
 
@@ -249,7 +249,7 @@ class _Nodes:
         if any(tensor.name == name for tensor in self.stored):
             return f"{name!r} is an initializer and no node makes it; `why_weights` says where it comes from"
         if name in GraphIndex(graph).inputs:
-            which = _join_names(readers)
+            which = join_words(readers)
             return f"{name!r} is an input of the model and no node makes it; ask for a node that reads it: {which}"
         entries = (*(entry for entry, _ in self._all), *self.stored)
         marked = [
@@ -258,9 +258,7 @@ class _Nodes:
         ]
         heirs = [(marks.author, heir) for heir, marks in marked if name in marks.replaced]
         if heirs:
-            return (
-                f"{name!r} is gone: {heirs[0][0]} made {_join_names((heir for _, heir in heirs), 'and')} in its place"
-            )
+            return f"{name!r} is gone: {heirs[0][0]} made {join_words((heir for _, heir in heirs), 'and')} in its place"
         kind, _, wanted = name.partition(":")
         if kind == "op":
             what, known = f"no {visible_line(wanted)} in this model", {entry.op_type for entry, _ in self._all}
@@ -275,10 +273,10 @@ class _Nodes:
             modules = {path for entry, _ in self._all for path in _paths(entry) if f".{path}".endswith(f".{name}")}
             if modules:
                 named = [f"module:{path}" for path in sorted(modules)[:NEAREST]]
-                return f"{what}; did you mean {_join_names(map(repr, named))}?"
+                return f"{what}; did you mean {join_words(map(repr, named))}?"
         close = nearest_names(wanted, sorted(known), NEAREST, cutoff=0.5)
         return what + (
-            f"; did you mean {_join_names(map(repr, close))}?" if close else f" among {plural(len(self._all), 'node')}"
+            f"; did you mean {join_words(map(repr, close))}?" if close else f" among {plural(len(self._all), 'node')}"
         )
 
     def origin(self, node: NodeProto, within: tuple[str, ...]) -> Origin:
@@ -354,8 +352,3 @@ def _code(frames: Iterable[str]) -> str:
     return f"{last['file']}:{last['line']} in {last['function']}" + (
         f": {last['code'].strip()}" if last["code"] else ""
     )
-
-
-def _join_names(names: Iterable[str], word: str = "or") -> str:
-    *first, last = list(names) or ["none"]
-    return f"{', '.join(first)} {word} {last}" if first else last

@@ -19,6 +19,7 @@ from onnx import TensorProto
 from passes.graph.op_facts import PASSING_OPS
 from passes.structures.projection import Projection, as_projection
 from passes.structures.view import GraphView, modules_of
+from passes.suggest import join_words
 from passes.weights.detached import DetachedModel
 from passes.weights.stand_ins import Array
 
@@ -31,7 +32,7 @@ class MergedProducts:
     weights: frozenset[str]
 
     def __str__(self) -> str:
-        return f"{', '.join(self.names[:-1])} and {self.names[-1]}"
+        return join_words(self.names, "and")
 
 
 def find_merged_products(

@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from passes.suggest import join_words
 from passes.weights.files import replace_when_done
 from pipeline.errors import UsageError
 from pipeline.ir import Dim
@@ -37,7 +38,7 @@ def check_place(path: Path, endings: tuple[str, ...] = ()) -> None:
     if path.is_dir():
         raise UsageError(f"{path} is a folder; expected a file, as in {path}/name{endings[0] if endings else '.txt'}")
     if endings and not path.name.endswith(endings):
-        raise UsageError(f"{path}: expected {', '.join(endings[:-1])} or {endings[-1]}")
+        raise UsageError(f"{path}: expected {join_words(endings)}")
     if not path.parent.is_dir():
         raise UsageError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
 
