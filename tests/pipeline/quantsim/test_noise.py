@@ -8,6 +8,7 @@ from onnx.reference import ReferenceEvaluator
 
 from passes.weights.detached import attach
 from passes.weights.sessions import Session
+from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import encode
 from pipeline.quantsim.noise import measure_noise, noise_power, sqnr_db
 from pipeline.quantsim.placement import place
@@ -59,6 +60,18 @@ def test_the_noise_of_a_weight_is_the_same_after_a_transpose() -> None:
         found.append((measure_noise(model, encodings, ["y"], [x]), estimate_sensitivity(model, encodings, [x])))
     assert found[0] == found[1]
     assert 15 < found[0][0]["y"].local_db == found[0][0]["y"].total_db < 30
+
+
+def test_two_results_of_a_step_have_the_noise_that_each_has_alone() -> None:
+    draw = np.random.default_rng(0)
+    weights = {name: draw.standard_normal((1, 32, size)).astype(np.float32) / 4 for name, size in (("w", 4), ("r", 8))}
+    text = "g (float[3, 1, 4] x) => (float[3, 1, 1, 8] y, float[1, 1, 8] h) { y, h = LSTM <hidden_size = 8> (x, w, r) }"
+    model, x = model_of(text, **weights), [{"x": draw.standard_normal((3, 1, 4)).astype(np.float32)}]
+    placement = place(model, [rule("op:*", "int8", "uint8")])
+    encodings = encode(placement, calibrate(model, placement, x), model)
+    together = measure_noise(model, encodings, ["y", "h"], x)
+    assert all(measure_noise(model, encodings, [name], x) == {name: noise} for name, noise in together.items())
+    assert all(20 < noise.local_db < 80 for noise in together.values())
 
 
 def test_an_exact_step_is_infinitely_good() -> None:
