@@ -58,7 +58,7 @@ def _in_memory_order(rewrite: Rewrite, op: Op, inputs: list[int], order: tuple[i
     for vid in inputs:
         spec, name = rewrite.spec(vid), rewrite.graph.values[vid].name
         full = (1,) * (len(order) - spec.rank) + spec.shape
-        if spec.rank < len(order) and all(size == 1 for size in full[:-1]):  # one row for all
+        if all(size == 1 for size in full[:-1]):  # one row for all
             found.append(vid)
             continue
         if spec.rank < len(order):

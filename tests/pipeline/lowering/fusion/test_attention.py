@@ -223,3 +223,11 @@ def test_heads_that_are_spread_otherwise_are_no_groups(old: str, new: str) -> No
 def test_a_mask_that_may_be_infinite_is_left_alone() -> None:
     graph = with_weights(from_text(GROUPED.replace("TOKENS", "3")), {**LOWEST, "lowest": torch.tensor(-torch.inf)})
     assert fuse_attention(graph) is graph
+
+
+@pytest.mark.parametrize("role", ["param", "state"])
+def test_a_mask_that_may_become_infinite_is_left_alone(role: str) -> None:
+    """Its owner may write to it between two runs, and a run to a state."""
+    text = GROUPED.replace("TOKENS", "3").replace('const %5 "lowest"', f'{role} %5 "lowest"')
+    graph = with_weights(from_text(text), LOWEST)
+    assert fuse_attention(graph) is graph

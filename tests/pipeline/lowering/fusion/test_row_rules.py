@@ -9,8 +9,9 @@ import torch
 from torch.nn import functional as f
 
 from pipeline.ir import Graph, check
-from pipeline.ir.graph import devices_of, to_device
+from pipeline.ir.graph import TensorSpec, devices_of, to_device
 from pipeline.lowering.fusion import fuse_rows
+from pipeline.ops import GraphBuilder
 from pipeline.runtime import compile_graph, compile_open_graph
 from tests.support.torch_programs import Calls, feed_of, graph_of
 
@@ -276,3 +277,14 @@ def test_a_program_that_grew_too_long_gives_back_what_it_took() -> None:
 def test_what_is_declared_anew_lies_where_the_graph_does() -> None:
     graph = graph_of(Calls([lambda x, y: ((x.transpose(0, 1) + y.transpose(0, 1)) * 2).exp()]), [X, Y])
     assert devices_of(fuse_rows(to_device(graph, "cuda:0"))) == ("cuda:0",)
+
+
+def test_a_constant_whose_value_is_not_there_is_an_operand() -> None:
+    """As in a graph that gets its weights when it is compiled."""
+    builder, row = GraphBuilder("open"), TensorSpec((2, 3), "float32")
+    x, number = builder.input("x", row), builder.const("number", TensorSpec((1,), "float32"), None)
+    (product,) = builder.emit("aten.mul.Tensor", [x, number], [("product", row)])
+    graph = fuse_rows(builder.build(builder.emit("aten.exp.default", [product], [("y", row)])))
+    assert programs_of(graph) == ["mul(i0, i1); exp(v0)"]
+    (found,) = compile_graph(graph, {"number": torch.tensor([0.5])}).run({"x": torch.zeros(2, 3)}).values()
+    assert found.eq(1).all()
