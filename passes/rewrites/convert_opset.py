@@ -79,6 +79,13 @@ def convert(model: bytes, to: int) -> bytes:
         StepFailed: naming the nodes that the converter cannot convert.
     """
     proto = without_sparse(inline_functions(onnx.load_from_string(model)))
+    called = {(node.domain, node.op_type) for node in every_node(proto.graph)}
+    own = next((function for function in proto.functions if (function.domain, function.name) in called), None)
+    if own is not None:
+        raise StepFailed(
+            f"function {own.domain}::{own.name} imports other opsets than the model, so onnx cannot inline it, and its "
+            "converter would drop it; let both import one opset"
+        )
     _write_constants_as_tensors(proto)
     _drop_defaults(proto, to)
     _refuse_inner_axes(proto, to)

@@ -83,6 +83,13 @@ def test_functions_are_inlined_and_operators_of_others_stay(context: PassContext
     ]
 
 
+def test_a_function_of_another_opset_than_the_model_is_named(context: PassContext) -> None:
+    function = '<domain: "local", opset_import: ["": 11]> total (x) => (y) { y = Softmax (x) }'
+    model = model_at(17, "g (float[4, 8] x) => (float[4, 8] y) { y = local.total (x) }", function)
+    with pytest.raises(StepFailed, match="function local::total imports other opsets than the model"):
+        ConvertOpset(to=18).apply(model, context)
+
+
 REFUSED = {
     "attention has no older form": (
         23,
