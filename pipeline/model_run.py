@@ -46,7 +46,7 @@ from pipeline.stages.report import (
 from pipeline.stages.runtime import refuse_wrong_results, remove_ir, run_backends, write_ir_alone
 from pipeline.stages.source import code_of, fingerprint, open_source, traced_shapes, why_not_compared
 from pipeline.verify.backends import Shapes
-from pipeline.verify.references import References, compute_references, outputs_digest, plan_draws
+from pipeline.verify.references import References, compute_references, describe_zeros, outputs_digest, plan_draws
 from pipeline.verify.user_inputs import input_files, read_inputs
 from pipeline.workspace import Workspace, digest_of_file, key_of, own_code_digest, versions
 
@@ -160,7 +160,7 @@ class ModelRun:
             references = replace(references, skipped=(*user_inputs.notes, *references.skipped))
             self._depends_on(self.config.verify, outputs_digest(references.draws))
             outcome.detail = ", ".join(reference.label for reference in references.draws)
-        self._send_notes(user_inputs.notes)
+        self._send_notes((*user_inputs.notes, *describe_zeros(references.draws)))
         return references
 
     def export(self, source: Source, references: References, context: PassContext) -> ExportReport:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -20,6 +20,7 @@ from passes.proof.masks import independent_dims
 from passes.proof.numbers import DRAWN
 from passes.proof.precision import computed_types
 from passes.proof.prover import Reference, advice_on
+from passes.suggest import ELLIPSIS, join_first
 from passes.weights.stand_ins import digest_of
 from pipeline.config import DEFAULT_SIZES, KEYS, ModelConfig, OptionNames, VerifyConfig
 from pipeline.errors import SourceError
@@ -129,6 +130,23 @@ def _ask_for_sizes(plan: DrawPlan, names: OptionNames) -> str:
     ways = " and ".join([f"model.dims: {{{sizes}}}"] * bool(sizes) + [unnamed] * bool(unnamed))
     drawn = "nobody gave the sizes of its open dims, which were drawn as 2 and larger"
     return f"; {drawn}: {names.sizes.format(ways)}"
+
+
+def describe_zeros(references: Sequence[Reference]) -> Iterator[str]:
+    """A sentence on the outputs of floats that are 0 on every draw, such as after a weight that begins as zeros."""
+    arrays = {
+        name: [draw.outputs[name] for draw in references] for name in (references[0].outputs if references else ())
+    }
+    zeros = [
+        name
+        for name, drawn in arrays.items()
+        if any(array.size for array in drawn) and not any(array.dtype.kind in EXACT or array.any() for array in drawn)
+    ]
+    if zeros:
+        yield (
+            f"output {join_first(zeros, 3, ELLIPSIS)} is 0 on every draw, so errors of the export and of a runtime "
+            "do not show there; take trained weights, or weights that do not begin as zeros"
+        )
 
 
 def outputs_digest(references: Sequence[Reference]) -> str:

@@ -186,6 +186,22 @@ def test_a_choice_among_equal_values(choice: str, scores: list[float], tied: boo
     assert said.startswith(f"the {choice.split()[0]} '' chooses among equal values") == tied
 
 
+@pytest.mark.parametrize(("scale", "noted"), [(0, True), (1e-30, False)])
+def test_an_output_of_zeros_alone_is_named(scale: float, noted: bool, tmp_path: Path) -> None:
+    text = "g (float[2, 4] x) => (float[2, 4] h, float[2, 4] y, int64[2] i) "
+    text += "{ h = MatMul (x, w) y = MatMul (h, s) z = Sub (x, x) i = ArgMax <axis = 1, keepdims = 0> (z) }"
+    weights = {"w": matrix(4, 4, 0), "s": np.full((4, 4), scale, np.float32)}
+    onnx.save(model_of(text, **weights), tmp_path / "m.onnx")
+    off = {"passes": {"recipe": []}, "runtime": {"backends": []}}
+    events: list[Event] = []
+    settings = RunConfig.from_mapping({"model": {"onnx": "m.onnx"}, **off}, tmp_path)
+    Pipeline(settings, tmp_path / "out", events.append).run()
+    assert [event.text for event in events if isinstance(event, Note) and "0 on every draw" in event.text] == [
+        "output y is 0 on every draw, so errors of the export and of a runtime do not show there; "
+        "take trained weights, or weights that do not begin as zeros"
+    ] * noted
+
+
 def test_outputs_without_numbers_are_said_to_be_compared_by_shape_alone(tmp_path: Path, context: PassContext) -> None:
     onnx.save(
         model_of("g (float[2] x) => (float[0] y) { y = Slice (x, zero, zero) }", zero=np.zeros(1, np.int64)),
