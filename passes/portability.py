@@ -22,7 +22,7 @@ from passes.custom_ops import declared_ops
 from passes.graph.layer_calls import LAYERS
 from passes.graph.op_facts import ONNX_DOMAINS, op_name
 from passes.graph.traversal import every_node
-from passes.provenance import module_path_of
+from passes.provenance import known_as, module_path_of
 from passes.rewrites.attention_operators import is_attention
 from passes.suggest import AND_MORE, join_first
 
@@ -178,5 +178,5 @@ REWRITTEN_BY: Final = {"QAttention": "split-qkv and decompose-attention"}
 
 
 def _names(nodes: Sequence[NodeProto]) -> str:
-    labels = [f"{op_name(node)} {node.name or next(iter(node.output), '')!r}" for node in nodes]
+    labels = [f"{op_name(node)} {known_as(node)!r}" for node in nodes]
     return join_first(labels, 1, AND_MORE)

@@ -17,7 +17,7 @@ from passes.graph.traversal import every_node, group_linked, reads_of
 from passes.tools import inspect_model
 from passes.weights.detached import DetachedModel
 from pipeline.quantsim.profiles import TARGETS, load_target
-from pipeline.quantsim.target_check import check_target
+from pipeline.quantsim.target_check import check_target, place_of
 
 FUSED: Final = frozenset(
     {
@@ -53,13 +53,8 @@ def count_islands(model: DetachedModel, target: str) -> int:
     """How many groups of connected nodes `target` does not take; each ends what it runs in one piece."""
     found = check_target(model, load_target(target)).obstructions
     places = {place for obstruction in found for place in obstruction.places}
-    refused = [node for node in model.proto.graph.node if _place_of(node) in places]
+    refused = [node for node in model.proto.graph.node if place_of(node) in places]
     return len(_connected_groups(refused))
-
-
-def _place_of(node: NodeProto) -> str:
-    """The name by which an obstruction names a node."""
-    return node.name or next(iter(node.output), node.op_type)
 
 
 def _connected_groups(nodes: Sequence[NodeProto]) -> list[list[int]]:

@@ -17,6 +17,7 @@ from onnx import NodeProto, helper
 
 from passes.encodings.from_qdq import DEQUANTIZED, choose_stems, rename_values
 from passes.graph.index import copy_of, initializers_of, replace_entries
+from passes.graph.op_facts import first_output
 from passes.graph.traversal import live_nodes, positions_of, reads_of, sort_nodes
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
@@ -268,13 +269,13 @@ class QuantizedSteps:
 
     def add(self, nodes: Sequence[NodeProto]) -> dict[str, str]:
         """Add copies of `nodes` that read quantized float values; returns result → its quantized value."""
-        title = f"{_first_result(nodes[-1])}{STEP}"
+        title = f"{first_output(nodes[-1])}{STEP}"
         if title in self._added:
             return self._added[title]
         results = self._added[title] = {}
         for node in nodes:
             copy = copy_of(node)
-            copy.name = f"{title}/{_first_result(node)}"
+            copy.name = f"{title}/{first_output(node)}"
             rename_values(copy, lambda read: results.get(read) or self._read(read), reads_only=True)
             for index, output in enumerate(node.output):
                 copy.output[index] = f"{title}/{output}" if output else ""
@@ -304,11 +305,6 @@ class QuantizedSteps:
     def name_of(self, name: str) -> str:
         """What the quantized model calls a constant or a value after both operators."""
         return f"{QUANTIZED}{self._stems[name]}{DEQUANTIZED}"
-
-
-def _first_result(node: NodeProto) -> str:
-    """A cell may leave out its first output, the whole sequence."""
-    return next(filter(None, node.output))
 
 
 def _with_prefix(node: NodeProto, shared: Collection[str]) -> NodeProto:

@@ -22,7 +22,7 @@ from passes.graph.op_facts import (
     weight_axes,
 )
 from passes.graph.traversal import bodies_in, every_graph, every_node, reads_of
-from passes.provenance.annotations import module_path_of
+from passes.provenance.annotations import known_as, module_path_of
 from passes.weights.detached import DetachedModel
 from pipeline.config import KEYS, OptionNames
 
@@ -123,14 +123,14 @@ class _SiteSearch:
             if name in self._moved:
                 self._add_constant(node, index, modules)
             elif name in sites and not sites[name].op:
-                sites[name] = replace(sites[name], op=node.op_type, node=_name_of(node), modules=modules)
+                sites[name] = replace(sites[name], op=node.op_type, node=known_as(node), modules=modules)
         self._add_bodies(node, modules)
         for name in node.output:
             value = self._moved.get(name)
             is_weight = value is not None and (name in self._integers or value.source in self._moved_weights)
             if name in self._floats and not is_weight:
                 shared = tuple(self._sources_of(node))
-                sites[name] = Site(name, "activation", "", node.op_type, _name_of(node), modules, shares=shared)
+                sites[name] = Site(name, "activation", "", node.op_type, known_as(node), modules, shares=shared)
 
     def _add_constant(self, node: NodeProto, index: int, modules: tuple[str, ...]) -> None:
         if index in SETTINGS.get(node.op_type, ()):
@@ -248,7 +248,7 @@ def _values_in_bodies(node: NodeProto) -> Iterator[tuple[str, Site]]:
             made = [(name, inner) for inner in body.node for name in inner.output]
             at_ends = [[(info.name, owner) for info in infos] for infos in (body.input, body.output)]
             for name, producer in (*at_ends[0], *made, *at_ends[1]):
-                yield name, Site(name, "activation", "", producer.op_type, _name_of(producer), body_of=node.op_type)
+                yield name, Site(name, "activation", "", producer.op_type, known_as(producer), body_of=node.op_type)
 
 
 def _constants_in_bodies(graph: GraphProto) -> dict[str, TensorProto]:
@@ -327,7 +327,7 @@ def _constant_site(
     """
     name = node.input[index]
     value = moved[name]
-    site = Site(value.source, "constant", "", node.op_type, _name_of(node))
+    site = Site(value.source, "constant", "", node.op_type, known_as(node))
     if node.domain not in ONNX_DOMAINS:
         return site
     rank, is_moved = len(value.axes), name != value.source
@@ -359,10 +359,6 @@ def _count_channels(
 def _modules_of(node: NodeProto) -> tuple[str, ...]:
     place = module_path_of(node)
     return place.paths if place else ()
-
-
-def _name_of(node: NodeProto) -> str:
-    return node.name or next(filter(None, node.output))
 
 
 def advise_untie(names: OptionNames) -> str:

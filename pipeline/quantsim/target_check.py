@@ -21,7 +21,7 @@ from passes.graph.inference import infer_types
 from passes.graph.op_facts import ONNX_DOMAINS, op_name, opset_of
 from passes.graph.traversal import every_node
 from passes.portability import BY_OPERATOR
-from passes.provenance.annotations import annotations_of, module_path_of
+from passes.provenance.annotations import annotations_of, known_as, module_path_of
 from passes.rewrites.attention_operators import is_attention
 from passes.weights.detached import DetachedModel
 from pipeline.errors import CheckFailed, UsageError
@@ -207,7 +207,7 @@ class _TargetCheck:
 
     def _add(self, what: str, reason: str, advice: str, where: NodeProto | str, steps: tuple[Any, ...] = ()) -> None:
         key = what, reason, advice
-        place = where if isinstance(where, str) else where.name or next(iter(where.output), where.op_type)
+        place = where if isinstance(where, str) else place_of(where)
         self._found.setdefault(key, []).append(place)
         self._steps[key] = steps
         origins = self._origins.setdefault(key, {})
@@ -235,6 +235,11 @@ def _types_of(proto: onnx.ModelProto) -> TensorTypes:
             found[info.name] = (kind.elem_type, len(kind.shape.dim) if kind.HasField("shape") else None)
     found.update((tensor.name, (tensor.data_type, len(tensor.dims))) for tensor in graph.initializer)
     return found
+
+
+def place_of(node: NodeProto) -> str:
+    """The name by which an obstruction names a node."""
+    return known_as(node) or node.op_type
 
 
 def origin_of(node: NodeProto) -> str:
