@@ -17,6 +17,7 @@ from passes.audit.cases import case_names
 from passes.audit.job import AuditPlan, chosen_targets, parse_heading, reproduce, reproductions_of, run_job, unread_of
 from passes.audit.trial import missing_steps, targets_of, with_inner
 from passes.context import open_context
+from passes.suggest import join_first
 from passes.weights.files import replace_when_done, write_errors
 from passes.worker.platforms import available_cores
 from pipeline.commands.github import Format, annotate, check_form
@@ -232,7 +233,6 @@ def news_text(found: Sequence[News], out: Path) -> str:
 
 def _details(news: News) -> str:
     """Where an entry was found, why, and in which accepted table it is not."""
-    more = f" and {len(news.cases) - SHOWN} more" if len(news.cases) > SHOWN else ""
-    where = ", ".join(map(to_one_line, news.cases[:SHOWN])) + more
+    where = join_first([*map(to_one_line, news.cases)], SHOWN)
     against = f"not in {news.accepted}" if news.accepted else "no table of this library is accepted"
     return "; ".join(filter(None, (where, news.entry.why, against)))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from subprocess import CalledProcessError
@@ -371,9 +371,6 @@ CPU: Final = CpuDevice()
 
 CUDA_ALIGNMENT: Final = 256
 
-KINDS: Final[Mapping[str, int]] = {"cpu": CPU.alignment, "cuda": CUDA_ALIGNMENT}
-"""Kind of device → the alignment of a plan for it, in bytes."""
-
 TARGET: Final[ContextVar[Device]] = ContextVar("TARGET", default=CPU)
 """The device of the program that is being bound."""
 
@@ -418,8 +415,3 @@ def device_of(graph: Graph) -> Device:
             "compile_graph(graph, device=…)"
         )
     return find_device(names[0]) if names else CPU
-
-
-def alignment_of(graph: Graph) -> int:
-    """The alignment of a plan of `graph`: the largest of the devices of its values."""
-    return max((KINDS.get(torch.device(name).type, CPU.alignment) for name in devices_of(graph)), default=CPU.alignment)

@@ -31,7 +31,6 @@ from pipeline.planning import (
     to_json,
 )
 from pipeline.planning.check import violations
-from pipeline.runtime.devices import alignment_of
 from tests.support.planning_graphs import graphs, plan_graph
 from tests.support.torch_programs import SmallDecoder, graph_of
 
@@ -98,14 +97,6 @@ def test_a_feed_on_another_device_than_its_slots_is_not_written(decoder: bytes) 
     feed = (replace(first, spec=replace(first.spec, device="cuda:0")), *rest)
     with pytest.raises(ValueError, match="the feed signature is not that of the slots"):
         encode_plans(PlanFile({"main": replace(plan, feed_signature=feed)}))
-
-
-def test_a_graph_for_a_device_is_planned_with_the_alignment_of_that_device() -> None:
-    for device, alignment in (("cpu", 64), ("cuda:0", 256), ("mps", 64)):
-        builder = GraphBuilder("g")
-        builder.input("x", TensorSpec((2,), "float32", "cpu"))
-        builder.input("y", TensorSpec((2,), "float32", device))
-        assert alignment_of(builder.build([0])) == alignment
 
 
 def test_round_trip_of_torch(decoder: bytes) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final, NotRequired, TypedDict
 import torch
 from torch import Tensor, nn
 
+from passes.suggest import join_first
 from passes.visible import Table, TableResult
 from passes.weights.files import replace_when_done
 from pipeline.errors import UsageError
@@ -276,8 +277,7 @@ class Generated(TableResult):
         yield Table("generated", [("tokens", self._first_tokens()), ("logits", str(tuple(self.logits.shape)))])
 
     def _first_tokens(self) -> str:
-        more = f", … {len(self.tokens) - SHOWN} more" if len(self.tokens) > SHOWN else ""
-        return ", ".join(str(token) for token in self.tokens[:SHOWN].tolist()) + more
+        return join_first(self.tokens.tolist(), SHOWN, ", … {} more")
 
 
 SHOWN: Final = 16
