@@ -87,12 +87,12 @@ def convert_opset(opset: int) -> dict[str, Any]:
 
 def to_fp16(keep: list[str] | None = None, measured: bool = True) -> dict[str, Any]:
     """Compute in float16, except where range or error ask for float32."""
-    return {"keep": split_names(keep or ()), "measured": measured}
+    return {"keep": split_names("--keep", keep), "measured": measured}
 
 
 def to_bf16(keep: list[str] | None = None, measured: bool = True) -> dict[str, Any]:
     """Compute in bfloat16, except where the error asks for float32."""
-    return {"keep": split_names(keep or ()), "measured": measured}
+    return {"keep": split_names("--keep", keep), "measured": measured}
 
 
 def change_model(

@@ -41,8 +41,8 @@ def guard(
     The exit code is that of COMMAND.
     """
     wishes = passes.guard(
-        split_names(keep or ()),
-        split_names(skip or ()),
+        split_names("--keep", keep),
+        split_names("--skip", skip),
         watch=watch,
         compare=compare,
         log=log,

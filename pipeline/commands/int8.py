@@ -41,7 +41,7 @@ def to_int8(
         *(model, data or ()),
         samples=samples,
         profile=profile,
-        keep=split_names(keep or ()),
+        keep=split_names("--keep", keep),
         encodings=encodings,
         seed=seed,
         timeout_s=timeout_s,

@@ -59,7 +59,7 @@ def optimize(
     if encodings is not None and encodings_out.exists() and encodings_out.samefile(encodings):
         raise UsageError(f"--encodings {encodings} is where the result's are written; name OUT.onnx otherwise")
     steps = DEFAULT_RECIPE if recipe is None else _read_recipe(recipe)
-    screen = RunConsole(verbose=verbose, quiet=quiet, keep=split_names(keep or ()))
+    screen = RunConsole(verbose=verbose, quiet=quiet, keep=split_names("--keep", keep))
 
     def observe(name: str, index: int, total: int, row: passes.PassRow | None) -> None:
         screen.show(Progress("passes", name, index, total) if row is None else PassEnded(row))
@@ -69,8 +69,8 @@ def optimize(
         run = passes.optimize(
             model,
             steps,
-            split_names(skip or ()),
-            split_names(keep or ()),
+            split_names("--skip", skip),
+            split_names("--keep", keep),
             proof=proof,
             timeout_s=timeout_s,
             encodings=given,

@@ -76,13 +76,20 @@ def wishes_of(
         wishes["recipe"] = read_recipe(recipe)
     for name, entries in (("keep", keep), ("skip", skip)):
         if entries is not None:
-            wishes[name] = split_names(entries)
+            wishes[name] = [] if list(entries) == [""] else split_names(f"--{name}", entries)
     return wishes
 
 
-def split_names(entries: Sequence[str]) -> list[str]:
-    """The names of an option that may be repeated and may hold commas."""
-    return list(dict.fromkeys(name.strip() for entry in entries for name in entry.split(",") if name.strip()))
+def split_names(option: str, entries: Sequence[str] | None) -> list[str]:
+    """The names of an option that may be repeated and may hold commas.
+
+    Raises:
+        UsageError: an entry names nothing, as a variable does that a shell does not know.
+    """
+    for entry in entries or ():
+        if not entry.strip(" ,"):
+            raise UsageError(f"{option} {entry!r} names nothing; expected a name, or no {option}")
+    return list(dict.fromkeys(name.strip() for entry in entries or () for name in entry.split(",") if name.strip()))
 
 
 PARTS: Final = "parts"

@@ -114,6 +114,9 @@ def test_what_is_not_proven_is_not_written(model: Path) -> None:
         ("change-batch --size 0", "size is 0; expected a number of 1 or more, or a dim's name"),
         ("convert-opset --opset 1", "convert-opset: found opset 1, expected 7 to"),
         ("to-fp16 --keep Nope", "the model has no node or operator 'Nope'"),
+        ("to-fp16 --keep ,", "--keep ',' names nothing; expected a name, or no --keep"),
+        ("optimize --keep=", "--keep '' names nothing; expected a name, or no --keep"),
+        ("optimize --skip qkv --skip=", "--skip '' names nothing; expected a name, or no --skip"),
     ],
 )
 def test_mistakes(words: str, said: str, model: Path) -> None:
