@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.importers.from_onnx.definitions import aten, define, give, term, where
+from pipeline.importers.from_onnx.definitions import aten, compute, constant, define, give, term, where
 from pipeline.importers.from_onnx.node import Importer, Node, call
 from pipeline.importers.from_onnx.shape import emit_expand
 from pipeline.importers.from_onnx.source import ir_dtype
@@ -97,6 +97,18 @@ def is_infinite(node: Node, *, detect_negative: bool = True, detect_positive: bo
     else:
         node.settle_inputs(0)
         emit_expand(node, node.constant_operand(np.array(False)))
+
+
+def shrink(node: Node, *, bias: float = 0.0, lambd: float = 0.5) -> None:
+    """As the operator says; ONNX's function of it rounds the bias to an integer before the sum, where x is one."""
+    dtype = node.spec(0).dtype
+    x = term(node, node.convert(node.operand(0), dtype if "float" in dtype else "float64"))
+    small = where(aten("gt.Scalar", x, other=lambd), x - bias, constant(node, 0, x))
+    shrunk = where(x < -lambd, x + bias, small)
+    if x.spec.dtype == dtype:
+        give(node, shrunk)
+    else:
+        node.emit_conversion(compute(node, shrunk))
 
 
 def determinant(node: Node) -> None:
@@ -262,6 +274,7 @@ IMPORTERS: dict[str, Importer] = {
     "Pow": power,
     "Selu": define(lambda x, alpha=SELU[0], gamma=SELU[1]: aten("elu", x, alpha=alpha) * gamma),
     # NaN for NaN, for which torch has 0.
+    "Shrink": shrink,
     "Sign": define(lambda x: where(x != x, x, aten("sign", x)) if x.is_float else aten("sign", x)),
     "Softplus": define(lambda x: aten("softplus", x, beta=1, threshold=LINEAR_FROM)),
     "Sub": binary("aten.sub.Tensor", "sub"),

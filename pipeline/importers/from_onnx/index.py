@@ -29,9 +29,10 @@ def one_hot(node: Node, *, axis: int = -1) -> None:
     axis %= out.rank
     node.settle_inputs(1)  # the depth is a size of the output
     depth, indices = out.sizes[axis], node.spec(0)
-    vid = node.convert(node.operand(0), "int64")
+    dtype = "float64" if "float" in indices.dtype else "int64"  # a fractional index is the index of no place
+    vid = node.convert(node.operand(0), dtype)
     vid = reshape(node, vid, (*indices.sizes[:axis], 1, *indices.sizes[axis:]))
-    places = np.arange(depth).reshape([-1 if at == axis else 1 for at in range(out.rank)])
+    places = np.arange(depth, dtype=dtype).reshape([-1 if at == axis else 1 for at in range(out.rank)])
     on = aten("eq.Tensor", term(node, vid), constant(node, places))
     if depth:
         on = aten("logical_or", on, aten("eq.Tensor", term(node, vid), constant(node, places - depth)))

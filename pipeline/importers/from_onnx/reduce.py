@@ -29,10 +29,10 @@ def reduction(
         if not nothing and operator in EXTREMES and 0 in spec.sizes:
             extreme_of_nothing(node, operator)
             return
-        is_wide = in_floats and not nothing and "float" not in spec.dtype
+        is_wide = in_floats and bool(after or not nothing) and "float" not in spec.dtype
         if is_wide:
             vid, out = node.convert(vid, "float64"), TensorSpec(out.shape, "float64")
-        reduces = (alone, spec, {}) if nothing else (operator, out, {**given, **along(node, operator, axes)})
+        reduces = (alone, spec, {}) if nothing else (operator, out, {**given, **along(node, operator, axes, out.dtype)})
         calls = [call for call in ((before, spec, {}), reduces, (after, out, {})) if call[0]]
         for place, (kind, made, arguments) in enumerate(calls, 1):
             operands = [vid, vid] if kind == SQUARE else [vid]
@@ -93,10 +93,9 @@ def log_sum_exp(node: Node) -> None:
     reduction("aten.logsumexp.default")(node)
 
 
-def along(node: Node, operator: str, axes: tuple[int, ...] | None) -> dict[str, Attr]:
+def along(node: Node, operator: str, axes: tuple[int, ...] | None, dtype: str) -> dict[str, Attr]:
     """The axes of a reduction, and whether they stay, as arguments of torch, which sums small integers in int64."""
     call: dict[str, Attr] = {"dim": every_axis(node, axes), "keepdim": node.attributes.flag("keepdims", True)}
-    dtype = node.output().dtype
     return {**call, "dtype": TorchConst("dtype", dtype)} if operator == SUM and "float" not in dtype else call
 
 
@@ -255,7 +254,7 @@ IMPORTERS: dict[str, Importer] = {
     "RMSNormalization": layer_norm,
     "ReduceL1": reduction(SUM, before="aten.abs.default"),
     "ReduceL2": reduction(NORM, alone="aten.abs.default", in_floats=True, ord=2),
-    "ReduceLogSum": reduction(SUM, after="aten.log.default"),
+    "ReduceLogSum": reduction(SUM, after="aten.log.default", in_floats=True),
     "ReduceLogSumExp": log_sum_exp,
     "ReduceMax": reduction("aten.amax.default"),
     "ReduceMean": reduction("aten.mean.dim", in_floats=True),

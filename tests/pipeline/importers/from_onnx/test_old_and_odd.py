@@ -79,6 +79,37 @@ def test_like_onnxruntime(name: str) -> None:
     compare_with_onnxruntime(proto, {"x": x.reshape(shape)})
 
 
+@pytest.mark.parametrize(
+    ("dtype", "bias", "opset"),
+    [("int32", 1.7, 18), ("int32", 1.7, 17), ("int8", 100.5, 20), ("uint8", -1.7, 20), ("float", 0.1, 18)],
+)
+def test_shrink_rounds_what_it_has_computed_and_not_its_bias(dtype: str, bias: float, opset: int) -> None:
+    text = f"({dtype}[6] x) => ({dtype}[6] y) {{ y = Shrink <bias = {bias}, lambd = 2.5> (x) }}"
+    x = np.array([0, 1, 3, 5, 100, 120]) * (1 if dtype[0] == "u" else np.array([-1, 1, -1, -1, 1, 1]))
+    compare_with_onnxruntime(model(text, opset), {"x": x.astype(dtype.replace("float", "float32"))})
+
+
+@pytest.mark.parametrize("axes", ["1", "0, 1", ""])
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_the_logarithm_of_a_sum_of_integers_loses_its_fraction(dtype: str, axes: str) -> None:
+    count = len(axes.replace(", ", ""))
+    text = f"""({dtype}[2, 3] x) => ({dtype}[a, b] y) <int64[{count}] axes = {{{axes}}}>
+        {{ y = ReduceLogSum <noop_with_empty_axes = 1> (x, axes) }}"""
+    compare_with_onnxruntime(model(text, 18), {"x": np.array([[1, 3, 5], [6, 12, 3]], dtype)})
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_a_fractional_index_is_the_index_of_no_place(dtype: type[np.floating]) -> None:
+    """onnxruntime has OneHot for float32 and for few types of its values."""
+    name = {np.float32: "float", np.float64: "double"}.get(dtype, "float16")
+    proto = model(
+        f"({name}[7] x) => (float[7, 4] y) <int64 k = {{4}}, float[2] v = {{0, 1}}> {{ y = OneHot (x, k, v) }}", 18
+    )
+    x = np.array([0, 1, 2.5, -1, -0.5, 7, 3], dtype)
+    found = to_numpy(compile_graph(from_onnx(proto)).run({"x": x})["y"])
+    np.testing.assert_array_equal(found, ReferenceEvaluator(proto).run(None, {"x": x})[0])  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("saturate", [0, 1])
 @pytest.mark.parametrize("to", [17, 18, 19, 20])  # the types of float8
 def test_an_integer_that_a_float8_cannot_hold_saturates_as_a_float_does(to: int, saturate: int) -> None:
