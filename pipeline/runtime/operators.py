@@ -351,6 +351,27 @@ def histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -
     return torch.histc(self.double(), bins, min, max).to(self.dtype)
 
 
-CPU_FALLBACKS: Mapping[str, Callable[..., torch.Tensor]] = {"aten.histc.default": histc}
-"""Functions with the operator's own arguments, by kind, for operators that torch has on meta but not on the CPU: models
-choose operators by device, so traces on meta contain them."""
+def flash_attention(query: torch.Tensor, key: torch.Tensor, *rest: Any, **options: Any) -> tuple[torch.Tensor, ...]:
+    """Attention and the logarithms of its sums, by torch's kernel for the CPU. That divides by how many heads, queries
+    and keys there are, so where one of them is 0, it is not called."""
+    if not query.is_cpu or query.dim() != 4 or (query.shape[1] and query.shape[2] and key.shape[2]):
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(query, key, *rest, **options)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    return torch.zeros_like(query), query.new_full(query.shape[:3], -math.inf, dtype=wide)
+
+
+def flash_attention_gradient(gradient: torch.Tensor, query: torch.Tensor, *rest: Any, **options: Any) -> Any:
+    """As torch's kernel for the CPU, which divides by the number of heads."""
+    if query.is_cpu and query.dim() == 4 and not query.shape[1]:
+        return [torch.zeros_like(operand) for operand in (query, *rest[:2])]
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    return kernel(gradient, query, *rest, **options)
+
+
+CPU_FALLBACKS: Mapping[str, Callable[..., Any]] = {
+    "aten.histc.default": histc,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": flash_attention,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": flash_attention_gradient,
+}
+"""Functions with the operator's own arguments, by kind, for operators that torch has on meta and not on the CPU, since
+models choose operators by device, so that traces on meta contain them; and for those whose kernels end the process."""

@@ -359,7 +359,7 @@ class GraphRecord:
         Raises:
             RuntimeError: one of the rules of this module is broken.
         """
-        thread, own = self._device.thread, set[int]()
+        thread, own = self._device.thread, list[range]()
         thread.is_replaying = True
         try:
             with _disable_current_modes(), self._device.memory.lock:  # a replay calls no Python on CUDA
@@ -369,7 +369,7 @@ class GraphRecord:
         finally:
             thread.is_replaying = False
 
-    def _call_all(self, own: set[int]) -> None:
+    def _call_all(self, own: list[range]) -> None:
         for call in self._calls:
             self._refuse_freed(call.read, own)
             self._refuse_freed((*call.written, *call.fresh), None)
@@ -381,15 +381,17 @@ class GraphRecord:
                 made = [leaf for leaf in leaves if id(leaf) not in kept]
                 for target, source in zip(call.fresh, made, strict=True):
                     target.copy_(source)
-            own.update(tensor.data_ptr() for tensor in (*call.written, *call.fresh))
+            storages = (tensor.untyped_storage() for tensor in (*call.written, *call.fresh))
+            own += [range(found.data_ptr(), found.data_ptr() + found.nbytes()) for found in storages]
 
-    def _refuse_freed(self, tensors: Sequence[torch.Tensor], own: set[int] | None) -> None:
-        """`own`: addresses that this replay has written, where what is read has to be."""
+    def _refuse_freed(self, tensors: Sequence[torch.Tensor], own: list[range] | None) -> None:
+        """`own`: addresses that this replay has written, where what is read has to begin."""
         for tensor in tensors:
             block = self._device.memory.block_of(tensor)
             if block is None or block.is_live:
                 continue
-            if block.pool is not self.pool or (own is not None and tensor.data_ptr() not in own):
+            is_own = own is None or any(tensor.data_ptr() in span for span in own)
+            if block.pool is not self.pool or not is_own:
                 raise RuntimeError("a replay touches memory that was freed")
 
 

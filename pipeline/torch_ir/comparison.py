@@ -300,9 +300,13 @@ def copy_arguments(arguments: Any) -> Any:
 
 @contextmanager
 def same_randomness() -> Iterator[None]:
-    """Every run inside draws the same random values; afterwards the caller's generator has its former state."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    """Every run inside draws the same random values; afterwards the caller's generators have their former states. CUDA
+    is asked where it is in use: a seed would wait for its begin, and be the caller's then."""
+    on_cards = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=on_cards):
+        torch.default_generator.manual_seed(0)
+        for index in on_cards:
+            torch.cuda.default_generators[index].manual_seed(0)
         yield
 
 

@@ -20,6 +20,7 @@ from pipeline.lowering.fusion.attention import put_fused
 from pipeline.lowering.fusion.op_patterns import FLOATS, Attention, match_attention
 from pipeline.lowering.fusion.rewrite import Rewrite
 from pipeline.runtime.devices import Device
+from pipeline.runtime.operators import flash_attention
 from pipeline.runtime.tensors import torch_dtype
 
 AttentionCall: TypeAlias = Callable[
@@ -94,8 +95,7 @@ def _flash(query: Any, key: Any, value: Any, _: Any, causal: bool, scale: float)
 
 
 def _flash_of_cpu(query: Any, key: Any, value: Any, mask: Any, causal: bool, scale: float) -> torch.Tensor:
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return kernel(*map(in_rows, (query, key, value)), 0.0, causal, attn_mask=mask, scale=scale)[0]
+    return flash_attention(*map(in_rows, (query, key, value)), 0.0, causal, attn_mask=mask, scale=scale)[0]
 
 
 def _efficient(query: Any, key: Any, value: Any, mask: Any, causal: bool, scale: float) -> torch.Tensor:

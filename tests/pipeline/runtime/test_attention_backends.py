@@ -15,7 +15,9 @@ from pipeline.importers.from_torch import from_torch, functionalize_program
 from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.ops import Kind, unpack
 from pipeline.runtime import CompiledProgram, RecordingDevice, compile_graph
+from pipeline.runtime.eager import run_eager
 from pipeline.runtime.kernels.attention import attention_call, find_backend, in_aligned_rows
+from tests.support.torch_programs import Calls, feed_of
 
 
 class Attention(torch.nn.Module):
@@ -183,3 +185,31 @@ def test_attention_of_nothing_is_computed_by_products(sizes: tuple[int, ...]) ->
     feed = {graph.values[vid].name: operand for vid, operand in zip(graph.inputs, operands, strict=True)}
     (found,) = program.run(feed).values()
     assert found.shape == sizes
+
+
+def flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    made = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)
+    gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        made[0], query, key, value, *made, 0.0, False
+    )
+    return *made, *gradients
+
+
+@pytest.mark.parametrize(
+    ("heads", "queries", "keys"), [(0, 3, 4), (2, 0, 4), (2, 3, 0), (2, 3, 4)], ids=("heads", "queries", "keys", "all")
+)
+def test_a_kernel_of_the_cpu_that_a_program_calls_computes_nothing_too(heads: int, queries: int, keys: int) -> None:
+    """torch's own kernel divides by their numbers, which ends the process; so do the checks that try small calls."""
+    ins = [draw(heads, queries), draw(heads, keys), draw(heads, keys)]
+    graph = graph_of(Calls([lambda *given: tuple(part + 0 for part in flash(*given))]), ins)
+    found = list(compile_graph(graph).run(feed_of(graph, ins)).values())
+    for made in (found, run_eager(graph, feed_of(graph, ins)).outputs.values()):
+        for ours, wanted in zip(made, flash(*ins) if heads and queries and keys else [], strict=False):
+            torch.testing.assert_close(ours, wanted)
+    assert [list(part.shape) for part in found[:2]] == [[1, heads, queries, 8], [1, heads, queries]]
+    assert [part.shape for part in found[2:]] == [operand.shape for operand in ins]
+    if not keys:
+        assert not found[0].any() and found[1].isneginf().all()
+    query, key, value = ins
+    named = attention_call("flash", "cpu", mask=False)(query, key, value, None, False, 8**-0.5)
+    torch.testing.assert_close(named, found[0])

@@ -274,6 +274,26 @@ def test_dropout_draws_the_same_on_both_sides() -> None:
     assert not verify_ir_with_state_dict(ir, model.state_dict(), copy.deepcopy(model).eval(), (x,))[0]
 
 
+def test_a_verification_leaves_the_caller_s_generators_as_they_were() -> None:
+    """CUDA keeps a seed until it begins."""
+    model, x = nn.Dropout(0.5).train(), torch.randn(8, 4)
+    ir = extract_ir(model, (x,), strict=False)
+    torch.cuda.manual_seed_all(7)
+    before, waiting = torch.get_rng_state(), list(torch.cuda._lazy_seed_tracker.get_calls())
+    assert verify_ir_with_state_dict(ir, {}, model, (x,))[0]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert list(torch.cuda._lazy_seed_tracker.get_calls()) == waiting
+
+
+@pytest.mark.gpu
+def test_a_verification_on_a_gpu_leaves_the_caller_s_generators_as_they_were() -> None:
+    model, x = nn.Dropout(0.5).train(), torch.randn(8, 4, device="cuda")
+    ir = extract_ir(model, (x,), strict=False)
+    before = torch.get_rng_state(), torch.cuda.get_rng_state()
+    assert verify_ir_with_state_dict(ir, {}, model, (x,), device="cuda")[0]
+    assert torch.equal(torch.get_rng_state(), before[0]) and torch.equal(torch.cuda.get_rng_state(), before[1])
+
+
 def test_a_report_reads_as_in_pytorch_ir() -> None:
     text = str(VerificationReport(False, 0.1, 0.05, 1, error_message="Test error"))
     assert [word in text for word in ("FAILED", "Test error", "1.00e-01", "5.00e-02")] == [True] * 4

@@ -237,6 +237,12 @@ def test_a_weight_that_its_owner_moves_to_the_host_is_brought_back(device: Recor
     assert program.run({"w": weight})["y"].tolist() == [-2] * 3
 
 
+def test_a_replay_reads_a_part_of_what_it_has_written_and_given_back(device: RecordingDevice) -> None:
+    x, out = on(device, 4), on(device, 2)
+    device.record([lambda: torch.add((x * 2)[2:], 1, out=out)], device.new_pool(), ()).replay()
+    assert out.tolist() == [3, 3]
+
+
 def test_two_streams_may_not_write_where_the_other_one_reads(device: RecordingDevice) -> None:
     x, y = on(device, 3), on(device, 3)
     with device.scope(), device.on_stream(1):
