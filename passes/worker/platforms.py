@@ -228,6 +228,8 @@ def fork_process(
         pid = os.fork()
     except OSError:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        os.close(ready)
+        os.close(is_ready)
         raise
     if pid:
         os.close(is_ready)

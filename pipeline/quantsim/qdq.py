@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from passes.encodings.encoding import Precision
+from passes.encodings.encoding import UNKNOWN_AXIS, Precision
 from passes.encodings.from_qdq import (
     BLOCK_SCALE,
     DEQUANTIZED,
@@ -69,7 +69,7 @@ def check_opset(proto: onnx.ModelProto, formats: Mapping[str, Precision], names:
     model=a(DetachedModel, "a model, as read_model gives"),
     encodings=Check(
         lambda item: isinstance(item, Mapping) and all(isinstance(entry, Encoding) for entry in item.values()),
-        "a mapping of tensors to encodings, as from_aimet gives",
+        "a mapping of tensors to encodings, as fit_encodings gives",
     ),
 )
 def insert_qdq(model: DetachedModel, encodings: Mapping[str, Encoding]) -> DetachedModel:
@@ -81,9 +81,16 @@ def insert_qdq(model: DetachedModel, encodings: Mapping[str, Encoding]) -> Detac
     front keeps an activation within its numbers.
 
     Raises:
-        UsageError: a format needs a later opset than the model has, or an argument is of another type.
+        UsageError: a format needs a later opset than the model has, scales are along an axis that their file does not
+            say, or an argument is of another type.
     """
     graph = model.proto.graph
+    unfitted = next((name for name, encoding in encodings.items() if encoding.axis == UNKNOWN_AXIS), None)
+    if unfitted is not None:
+        raise UsageError(
+            f"encodings: {unfitted!r} has scales along an axis that its file does not say; "
+            "give insert_qdq what fit_encodings(encodings, model) gives"
+        )
     check_opset(model.proto, {name: encoding.precision for name, encoding in encodings.items()})
     stems = choose_stems(graph, encodings)
     outputs = {info.name for info in graph.output}

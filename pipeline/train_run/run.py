@@ -105,8 +105,9 @@ class TrainRun:
         Raises:
             UsageError: the factory, the batches or the loss are wrong.
             NotFinite: the loss of a step is not finite (exit code 1); the states before it are kept.
-            KeyboardInterrupt: after Ctrl-C; the same configuration goes on.
+            KeyboardInterrupt: after Ctrl-C; the same configuration goes on, and so does this object.
         """
+        self._log, self._has_begun, self._earlier_log = RunLog(), False, ""
         with self._workspace.acquire():
             try:
                 return self._execute()

@@ -140,7 +140,7 @@ def describe_zeros(references: Sequence[Reference]) -> Iterator[str]:
     zeros = [
         name
         for name, drawn in arrays.items()
-        if any(array.size for array in drawn) and not any(array.dtype.kind in EXACT or array.any() for array in drawn)
+        if any(array.size for array in drawn) and not any(_is_exact(array) or array.any() for array in drawn)
     ]
     if zeros:
         yield (
@@ -176,12 +176,16 @@ def _reference(chosen: ChosenDraw, names: OptionNames) -> Reference:
     return Reference(chosen.feeds, outputs, label, chosen.draw, chosen.is_optional)
 
 
+def _is_exact(array: np.ndarray) -> bool:
+    return array.dtype.kind in EXACT or "int" in array.dtype.name  # the integers of `ml_dtypes`, such as int4
+
+
 def has_nan(array: np.ndarray) -> bool:
-    return array.dtype.kind not in EXACT and bool(np.isnan(_widen(array)).any())
+    return not _is_exact(array) and bool(np.isnan(_widen(array)).any())
 
 
 def _has_finite(array: np.ndarray) -> bool:
-    return array.dtype.kind in EXACT or bool(np.isfinite(_widen(array)).any())
+    return _is_exact(array) or bool(np.isfinite(_widen(array)).any())
 
 
 def _widen(array: np.ndarray) -> np.ndarray:

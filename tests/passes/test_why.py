@@ -115,6 +115,13 @@ def test_a_name_a_value_or_a_glob(asked: str, names: list[str]) -> None:
     assert [origin.name for origin in passes.why(torch_model(), asked)] == names
 
 
+def test_a_module_whose_path_has_brackets_is_meant_by_it() -> None:
+    model = torch_model()
+    for entry in (entry for node in model.graph.node for entry in node.metadata_props):
+        entry.value = entry.value.replace("block.linear", "layers[0]")
+    assert [origin.name for origin in passes.why(model, "module:layers[0]")] == ["product", "sum"]
+
+
 def test_inner_nodes_say_what_they_lie_inside_of() -> None:
     assert [origin.within for origin in passes.why(torch_model(), "r")] == [("if",), ("if",)]
 

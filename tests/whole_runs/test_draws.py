@@ -188,10 +188,11 @@ def test_a_choice_among_equal_values(choice: str, scores: list[float], tied: boo
 
 @pytest.mark.parametrize(("scale", "noted"), [(0, True), (1e-30, False)])
 def test_an_output_of_zeros_alone_is_named(scale: float, noted: bool, tmp_path: Path) -> None:
-    text = "g (float[2, 4] x) => (float[2, 4] h, float[2, 4] y, int64[2] i) "
-    text += "{ h = MatMul (x, w) y = MatMul (h, s) z = Sub (x, x) i = ArgMax <axis = 1, keepdims = 0> (z) }"
-    weights = {"w": matrix(4, 4, 0), "s": np.full((4, 4), scale, np.float32)}
-    onnx.save(model_of(text, **weights), tmp_path / "m.onnx")
+    text = """g (float[2, 4] x) => (float[2, 4] h, float[2, 4] y, int64[2] i, int4[2, 4] n, bool[2, 4] b) {
+        h = MatMul (x, w) y = MatMul (h, s) z = Sub (x, x) i = ArgMax <axis = 1, keepdims = 0> (z)
+        n = QuantizeLinear <output_dtype = 22> (z, one) b = Greater (z, one) }"""
+    weights = {"w": matrix(4, 4, 0), "s": np.full((4, 4), scale, np.float32), "one": np.float32(1)}
+    onnx.save(model_of(text, 21, **weights), tmp_path / "m.onnx")
     off = {"passes": {"recipe": []}, "runtime": {"backends": []}}
     events: list[Event] = []
     settings = RunConfig.from_mapping({"model": {"onnx": "m.onnx"}, **off}, tmp_path)

@@ -93,6 +93,12 @@ def test_what_the_user_keeps(context: PassContext) -> None:
         to_fp16(biased_attention(), keep=["Softmaxx"], context=context)
 
 
+def test_a_node_whose_name_has_brackets_is_kept_by_its_name(context: PassContext) -> None:
+    model = biased_attention()
+    next(node for node in model.graph.node if node.op_type == "Softmax").name = "layer[0]/Softmax"
+    assert computed_in(to_fp16(model, keep=["layer[0]/Softmax"], context=context), FLOAT) == ["Softmax"]
+
+
 def test_a_proof_rounds_where_onnxruntime_computes_in_float32(context: PassContext) -> None:
     model = model_of(
         "g (float[1, 1, 4, 4] x) => (float[1, 1, 3, 3] y) { y = Conv (x, w) }", w=np.ones((1, 1, 2, 2), "f")

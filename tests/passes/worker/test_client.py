@@ -389,3 +389,34 @@ with tempfile.TemporaryFile() as output:
 
 def test_a_worker_that_is_a_fork_has_the_folder_of_its_environment(tmp_path: Path) -> None:
     assert run_forked("-c", FORKS, tmp_path).stdout.split() == [str(tmp_path)]
+
+
+BLOCKED = """
+import os, signal, tempfile
+from passes.worker.platforms import fork_process
+
+blocked = lambda: print(*signal.pthread_sigmask(signal.SIG_BLOCK, ()), "blocked", flush=True)
+
+def refuse():
+    raise OSError("no process is left")
+
+with tempfile.TemporaryFile() as output:
+    fork_process(blocked, (), {}, output).wait()
+    output.seek(0)
+    print(output.read().decode())
+    os.fork = refuse
+    files = os.listdir("/proc/self/fd")
+    try:
+        fork_process(blocked, (), {}, output)
+    except OSError as error:
+        print(error)
+    print(len(os.listdir("/proc/self/fd")) - len(files))
+    blocked()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="lists the open files by /proc")
+def test_a_fork_blocks_no_signal_and_neither_does_its_owner() -> None:
+    """A Ctrl-C that stays blocked would never arrive, in a fork or where there was none."""
+    said = run_forked("-c", BLOCKED).stdout.split()
+    assert said == ["blocked", "no", "process", "is", "left", "0", "blocked"]

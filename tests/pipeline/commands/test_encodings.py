@@ -101,6 +101,24 @@ def test_scales_along_either_axis_of_a_square_weight(
         np.testing.assert_array_equal(found.scale, scale)
 
 
+def test_merged_encodings_along_an_axis_that_the_version_cannot_say_are_refused(tmp_path: Path) -> None:
+    """The file of a merged model has the version of the first."""
+    weight, scale, zero = np.eye(4, dtype=np.float32), np.full(4, 0.01, np.float32), np.zeros(4, np.int8)
+    ends, product = "g (float[4, 4] x) => (float[4, 4] y)", "y = MatMul (x, {})"
+    onnx.save(model_of(f"{ends} {{ {product.format('w')} }}", w=weight), tmp_path / "float.onnx")
+    for axis, version in ((1, "1.0.0"), (0, "2.0.0")):
+        text = f"q = QuantizeLinear <axis = {axis}> (w, s, z) d = DequantizeLinear <axis = {axis}> (q, s, z)"
+        onnx.save(
+            model_of(f"{ends} {{ {text} {product.format('d')} }}", w=weight, s=scale, z=zero), tmp_path / "q.onnx"
+        )
+        call("encodings", tmp_path / "q.onnx", "--version", version, "-o", tmp_path / f"{axis}.encodings")
+    models = (tmp_path / "float.onnx", tmp_path / "float.onnx", "--map", "y=x", "-o", tmp_path / "m.onnx")
+    given = [("--encodings", tmp_path / f"{axis}.encodings") for axis in (1, 0)]
+    with pytest.raises(UsageError, match=r"'w_2' has scales along other axes .*; take 2\.0\.0 or later"):
+        call("merge", *models, *given[0], *given[1])
+    call("merge", *models, *given[1], *given[0])
+
+
 @pytest.mark.parametrize(("axis", "version"), [(0, "1.0.0"), (1, None), (-1, None), (-2, "1.0.0")])
 def test_blocks_along_either_axis_of_a_square_weight(tmp_path: Path, axis: int, version: str | None) -> None:
     weight = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)

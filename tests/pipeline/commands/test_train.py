@@ -160,6 +160,19 @@ def test_a_training_that_was_stopped_goes_on(folder: Path) -> None:
     assert all(torch.equal(whole[name], stopped[name]) for name in whole)
 
 
+def test_the_log_of_an_object_that_runs_again_has_each_line_once(folder: Path) -> None:
+    path = settings(folder, args={"interrupt": str(folder / "stop")})
+    (folder / "stop").touch()
+    training, log = TrainRun(RunConfig.from_yaml(path), folder / "out"), folder / "out" / "log.txt"
+    with pytest.raises(KeyboardInterrupt):
+        training.run()
+    first_log = log.read_text()
+    training.run()
+    assert log.read_text().startswith(first_log)
+    assert log.read_text().count("phase Trace: ") == first_log.count("phase Trace: ") + 1
+    assert log.read_text().count("going on from") == 1
+
+
 def test_other_settings_begin_anew(folder: Path) -> None:
     path, out = settings(folder), folder / "out"
     losses, _ = run(path, out)

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
 import onnxline
+from passes.encodings.aimet import from_aimet, to_aimet
+from passes.encodings.encoding import Encoding, Precision, fit_encodings
 from passes.encodings.from_qdq import read_qdq
 from passes.structures import structure_of
 from passes.weights.detached import DetachedModel, attach, detach
@@ -171,6 +173,17 @@ def test_onnxruntime_computes_what_the_reference_evaluator_does(weights: str, ac
     np.testing.assert_allclose(found, expected, rtol=0, atol=step * 1.01 if activations != "float" else 1e-5)
     if activations != "float":
         assert (found == expected).mean() > 0.5
+
+
+def test_scales_along_an_axis_that_their_file_does_not_say_are_refused() -> None:
+    """AIMET's files up to 1.0.0 say none; `fit_encodings` takes that of the weight."""
+    model = model_of("g (float[2, 4] x) => (float[2, 4] y) { y = MatMul(x, w) }", w=np.eye(4, dtype=np.float32))
+    scale, precision = np.ones(4, np.float32), Precision(8, signed=True, symmetric=True, granularity="channel")
+    own = Encoding(precision, scale, np.zeros(4, np.int64), axis=1)
+    read = from_aimet(to_aimet({"w": own}, {"w"}, "1.0.0"))
+    with pytest.raises(UsageError, match=r"'w' has scales along an axis that its file does not say; give insert_qdq"):
+        insert_qdq(model, read)
+    assert read_qdq(insert_qdq(model, fit_encodings(read, model)))["w"].axis == 1
 
 
 def test_a_format_that_the_opset_has_not_is_refused() -> None:

@@ -53,6 +53,15 @@ def test_what_a_step_may_make_or_the_file_has_goes_on(selector: str, tmp_path: P
     check_rules(config(tmp_path, selector))
 
 
+def test_a_module_whose_path_has_brackets_is_meant_by_it(tmp_path: Path) -> None:
+    settings = config(tmp_path, "module:layers[0]")
+    model = onnx.load(tmp_path / "mlp.onnx")
+    for entry in model.graph.node[0].metadata_props:
+        entry.value = entry.value.replace("encoder.first", "layers[0]")
+    onnx.save(model, tmp_path / "mlp.onnx")
+    check_rules(settings)
+
+
 def test_declared_operators_are_no_mistake(tmp_path: Path) -> None:
     ops = tmp_path / "ops.py"
     ops.write_text("OPS = []\n")

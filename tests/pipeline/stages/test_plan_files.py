@@ -169,6 +169,13 @@ def test_two_zeros_of_float32_are_not_the_start_of_a_slice(tmp_path: Path) -> No
     assert find_trainable(tmp_path / "model.onnx", parameters, ()) == {"bias"}
 
 
+def test_a_weight_whose_name_has_brackets_is_trainable_by_its_name(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(TEXT)
+    model.graph.initializer[0].name = model.graph.node[1].input[1] = "bias[0]"
+    onnx.save(model, tmp_path / "model.onnx")
+    assert find_trainable(tmp_path / "model.onnx", frozenset(), ("bias[0]",)) == {"bias[0]"}
+
+
 # What the report's page shows of a model, and up to which size.
 
 

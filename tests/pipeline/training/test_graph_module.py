@@ -169,6 +169,14 @@ def test_weights_differ_from_masks_and_numbers() -> None:
     assert as_module(graph).trained == ("w",)
 
 
+def test_a_weight_whose_name_has_brackets_is_trained_by_its_name() -> None:
+    model = rule_model()
+    next(tensor for tensor in model.graph.initializer if tensor.name == "w").name = "w[0]"
+    model.graph.node[5].input[1] = "w[0]"
+    assert as_module(model, train=["w[0]"]).trained == ("w[0]",)
+    assert as_module(from_onnx(model, trainable=["w[0]"])).trained == ("w[0]",)
+
+
 def test_inputs_come_in_order_or_by_name() -> None:
     module = as_module(rule_model())
     ids, x = torch.tensor([3, -1]), torch.randn(2, 3, 4)
