@@ -130,6 +130,17 @@ def test_a_training_info_that_a_step_leaves_out_is_said(step: str, is_lost: bool
     assert any("training_info" in remark for remark in (*run.remarks, *run.rows[0].remarks)) is is_lost
 
 
+def test_a_training_info_of_a_weight_that_a_step_of_ours_takes_in_is_left_out_and_said(context: PassContext) -> None:
+    text = "d = Div (x, r) e = Erf (d) p = Add (e, one) q = Mul (x, p) y = Mul (q, half)"
+    numbers = {"r": np.float32(np.sqrt(2)), "one": np.float32(1), "half": np.float32(0.5)}
+    model = model_of(f"g (float[2] x) => (float[2] y) {{ {text} }}", 20, **numbers)
+    model.training_info.add().initialization_binding.add(key="half", value="begin")
+    run = passes.optimize(model, ["canonical-gelu"], context=context)
+    assert [node.op_type for node in run.model.proto.graph.node] == ["Gelu"]
+    assert not run.model.proto.training_info
+    assert any("training_info" in remark for remark in run.remarks)
+
+
 @pytest.mark.parametrize("step", ["onnxscript", "onnxsim"])
 def test_an_output_may_become_a_constant(step: str, context: PassContext) -> None:
     model = model_of(

@@ -17,11 +17,13 @@ from passes.encodings.from_qdq import read_qdq
 from passes.errors import OnnxlineError, UsageError
 from passes.weights.detached import attach, read_model
 from pipeline.cli import app
-from pipeline.quantsim.encodings import encode
+from pipeline.config.quantsim import parse_precision
+from pipeline.quantsim.encodings import encode, encode_weight
+from pipeline.quantsim.encodings_file import encodings_text
 from pipeline.quantsim.placement import place
 from pipeline.quantsim.qdq import insert_qdq
 from tests.pipeline.commands.quantized_files import FORMATS, mlp_file, placement_rule
-from tests.support.onnx_models import model_of
+from tests.support.onnx_models import detached, model_of
 
 
 def call(*arguments: object) -> str:
@@ -99,6 +101,17 @@ def test_scales_along_either_axis_of_a_square_weight(
         found = read_qdq(read_model(tmp_path / "again.onnx"))["w"]
         assert found.axis == axis % 2
         np.testing.assert_array_equal(found.scale, scale)
+
+
+def test_a_simulation_leaves_out_scales_along_an_axis_that_the_version_cannot_say() -> None:
+    weight = np.eye(4, dtype=np.float32)
+    model = detached(model_of("g (float[4, 4] x) => (float[4, 4] y) { y = MatMul (x, w) }", w=weight))
+    encoding = encode_weight(weight, parse_precision("int8/channel") or pytest.fail("no format"), 0)
+    text, (note,) = encodings_text(model, {"w": encoding}, "1.0.0")
+    assert not from_aimet(json.loads(text))
+    assert note.startswith("leaves 1 tensor of int8")
+    text, notes = encodings_text(model, {"w": encoding}, "2.0.0")
+    assert (from_aimet(json.loads(text))["w"].axis, notes) == (0, ())
 
 
 def test_merged_encodings_along_an_axis_that_the_version_cannot_say_are_refused(tmp_path: Path) -> None:

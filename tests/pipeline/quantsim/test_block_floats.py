@@ -151,6 +151,17 @@ def test_lpbq_is_read_back_from_aimets_files(
     assert (found.precision, found.axis) == (encoding.precision, axis)
     np.testing.assert_array_equal(found.scale, encoding.scale)
     np.testing.assert_array_equal(found.global_scale, encoding.global_scale)
+    for row in written["encodings"] if version == "2.0.0" else ():
+        row["axis"] -= len(shape)  # counted from the end
+        assert from_aimet(written)["w"].axis == axis
+
+
+@pytest.mark.parametrize("format", ["int4/block32", "int8/block32"])
+def test_an_axis_of_blocks_that_is_counted_from_the_end_is_that_axis(format: str) -> None:
+    encoding = encode_weight(draw_weight(8, 64), parse_precision(format) or pytest.fail("no format"), 1)
+    written = to_aimet({"w": encoding}, {"w"}, "2.0.0")
+    written["encodings"][0]["axis"] = -1
+    assert from_aimet(written)["w"].axis == 1
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -159,11 +170,15 @@ def test_lpbq_is_read_back_from_the_quantized_model(axis: int) -> None:
     product = "Gemm <transB = 1>(x, w)" if axis else "MatMul(x, w)"
     model = model_of(f"g (float[2, 96] x) => (float[2, 64] y) {{ y = {product} }}", 21, w=weight)
     encoding = encode_weight(weight, parse_precision("lpbq32") or pytest.fail("no format"), axis)
-    ((name, found),) = read_qdq(insert_qdq(model, {"w": encoding})).items()
+    quantized = insert_qdq(model, {"w": encoding})
+    ((name, found),) = read_qdq(quantized).items()
     assert name == "w"
     assert (found.precision, found.axis) == (encoding.precision, axis)
     np.testing.assert_array_equal(found.scale, encoding.scale)
     np.testing.assert_array_equal(found.global_scale, encoding.global_scale)
+    for attribute in (entry for node in quantized.proto.graph.node for entry in node.attribute if entry.name == "axis"):
+        attribute.i -= 2  # counted from the end
+    assert read_qdq(quantized)["w"].axis == axis
     assert to_aimet({"w": found}, {"w"}) == to_aimet({"w": encoding}, {"w"})
 
 

@@ -12,6 +12,7 @@ from onnx import numpy_helper
 from onnxruntime import InferenceSession
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
+import onnxline
 from passes.weights.detached import DetachedModel, attach
 from pipeline.config import QuantSimConfig
 from pipeline.errors import UsageError
@@ -207,6 +208,13 @@ def test_what_nodes_in_float_alone_read_stays_in_float(made_by: str, name: str, 
     ours = place(source, rules_of(config, source)).formats().keys()
     read = {"a", "b"} if name == "second" else {"x", "b"}
     assert ours & read == theirs & read
+
+
+def test_to_int8_leaves_in_float_what_nodes_that_it_keeps_alone_read() -> None:
+    source = attach(model("a = Exp(x) b = Tanh(x) m = MatMul(a, square) y = MatMul(b, square)"))
+    source.graph.node[2].name = "product"
+    found = onnxline.to_int8(source, samples=2, keep=["product"]).placement.formats().keys()
+    assert found & {"a", "b", "m", "y"} == {"b", "y"}
 
 
 def test_tensorrt_leaves_in_float_what_a_product_in_float_reads() -> None:
