@@ -20,6 +20,7 @@ import numpy as np
 from passes.encodings.encoding import (
     LPBQ_SCALES,
     MATRIX,
+    NOWHERE,
     UNKNOWN_AXIS,
     Axes,
     Encoding,
@@ -50,8 +51,8 @@ def to_aimet(
         encodings: name of the tensor → its encoding.
         parameters: the tensors that are constants.
         version: the version of the file.
-        axes: of the weights, where they are known. Up to 1.0.0 a file does not say along which axes its scales are,
-            and a reader takes these.
+        axes: of the weights; None where they are not known. Up to 1.0.0 a file does not say along which axes its scales
+            are: a reader takes these, and no scales but one for another tensor, such as a table that Gather reads.
 
     Raises:
         UsageError: the version cannot express an encoding.
@@ -61,8 +62,8 @@ def to_aimet(
         raise UsageError(
             f"encodings: {narrow!r} is {encodings[narrow].precision}, which AIMET's files have no form for"
         )
-    axes = axes or {}
-    unlisted = next((name for name, own in encodings.items() if not is_listed(own, version, axes.get(name))), None)
+    found = {name: None if axes is None else axes.get(name, NOWHERE) for name in encodings}
+    unlisted = next((name for name, own in encodings.items() if not is_listed(own, version, found[name])), None)
     if unlisted is not None:
         is_plain = is_listed(encodings[unlisted], version)
         further = "for blocks and along further axes than that of channels"

@@ -246,9 +246,8 @@ def fit_encodings(encodings: Mapping[str, Encoding], model: DetachedModel) -> di
             f"tensors: {list_with_nearest(unknown, known)}"
         )
     axes = find_axes(model, shapes)
-    nowhere = (None, None)
     return {
-        name: _fit(name, encoding, shapes.get(name), axes.get(name, nowhere)) for name, encoding in encodings.items()
+        name: _fit(name, encoding, shapes.get(name), axes.get(name, NOWHERE)) for name, encoding in encodings.items()
     }
 
 
@@ -329,6 +328,9 @@ def _check_shape(name: str, encoding: Encoding, shape: tuple[int, ...]) -> Encod
 
 Axes = tuple[int | None, int | None]
 """The axis of channels and the axis that products sum over, which blocks divide."""
+
+NOWHERE: Final[Axes] = (None, None)
+"""The axes of what is no weight."""
 
 
 def stored_shapes(model: DetachedModel) -> dict[str, tuple[int, ...]]:

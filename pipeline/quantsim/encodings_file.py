@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from passes.encodings.aimet import WITHOUT_QUANTIZER, AimetVersion, aimet_text, is_listed
-from passes.encodings.encoding import Encoding, Precision, find_axes, is_same_encoding, stored_shapes
+from passes.encodings.encoding import NOWHERE, Encoding, Precision, find_axes, is_same_encoding, stored_shapes
 from passes.graph.index import computed_values
 from passes.graph.op_facts import PRODUCTS
 from passes.suggest import plural
@@ -41,7 +41,7 @@ def encodings_text(
     moved = computed_values(node for node in model.proto.graph.node if node.op_type in WITHOUT_QUANTIZER)
     own = {name: encoding for name, encoding in encodings.items() if name not in moved}
     axes = find_axes(model, stored_shapes(model))
-    listed = {name: encoding for name, encoding in own.items() if is_listed(encoding, version, axes.get(name))}
+    listed = {name: known for name, known in own.items() if is_listed(known, version, axes.get(name, NOWHERE))}
     left = Counter(str(own[name].precision) for name in own.keys() - listed.keys())
     notes = (
         f"leaves {plural(count, 'tensor')} of {what} out, for which version {version} of AIMET's files has no form"

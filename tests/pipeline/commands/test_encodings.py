@@ -11,7 +11,7 @@ import onnx
 import pytest
 from typer.testing import CliRunner
 
-from passes.encodings.aimet import from_aimet, read_aimet, to_aimet
+from passes.encodings.aimet import AimetVersion, from_aimet, read_aimet, to_aimet
 from passes.encodings.encoding import is_same_encoding
 from passes.encodings.from_qdq import read_qdq
 from passes.errors import OnnxlineError, UsageError
@@ -130,6 +130,29 @@ def test_merged_encodings_along_an_axis_that_the_version_cannot_say_are_refused(
     with pytest.raises(UsageError, match=r"'w_2' has scales along other axes .*; take 2\.0\.0 or later"):
         call("merge", *models, *given[0], *given[1])
     call("merge", *models, *given[1], *given[0])
+
+
+@pytest.mark.parametrize("version", ["0.6.1", "1.0.0", "2.0.0"])
+def test_scales_of_a_table_need_a_version_that_says_their_axis(tmp_path: Path, version: AimetVersion) -> None:
+    """AIMET has channels of Conv, ConvTranspose, Gemm and MatMul alone, so older files have none of a table."""
+    ends, step = "g (int64[2] i) => (float[2, 4] y)", "Linear <axis = 0>"
+    table, scale = np.ones((4, 4), np.float32), np.arange(1, 5, dtype=np.float32) / 100
+    text = f"q = Quantize{step} (w, s, z) d = Dequantize{step} (q, s, z) y = Gather (d, i)"
+    onnx.save(model_of(f"{ends} {{ {text} }}", 21, w=table, s=scale, z=np.zeros(4, np.int8)), tmp_path / "q.onnx")
+    onnx.save(model_of(f"{ends} {{ y = Gather (w, i) }}", w=table), tmp_path / "f.onnx")
+    known, model = read_qdq(read_model(tmp_path / "q.onnx")), read_model(tmp_path / "f.onnx")
+    written, notes = encodings_text(model, known, version)
+    for options in ((), ("--of", tmp_path / "f.onnx")):
+        command = ("encodings", tmp_path / "q.onnx", *options, "--version", version, "-o", tmp_path / "e.encodings")
+        if version == "2.0.0":
+            call(*command)
+            call("encodings", tmp_path / "f.onnx", "--apply", tmp_path / "e.encodings", "-o", tmp_path / "again.onnx")
+            np.testing.assert_array_equal(read_qdq(read_model(tmp_path / "again.onnx"))["w"].scale, scale)
+            assert '"w"' in written and not notes
+        else:
+            with pytest.raises(UsageError, match=r"'w' has scales along other axes .*; take 2\.0\.0 or later"):
+                call(*command)
+            assert '"w"' not in written and "leaves 1 tensor of int8/channel out" in notes[0]
 
 
 @pytest.mark.parametrize(("axis", "version"), [(0, "1.0.0"), (1, None), (-1, None), (-2, "1.0.0")])
