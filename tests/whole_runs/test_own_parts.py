@@ -100,6 +100,9 @@ def test_parts_that_share_lie_together_and_others_alone(result: PartsResult) -> 
         onnx.checker.check_model(models / name, full_check=True)
         onnxruntime.InferenceSession(str(models / name), providers=["CPUExecutionProvider"])
     assert result.model == models / "encoder.onnx"
+    opened = {name: part.model.relative_to(models).as_posix() for name, part in result.parts.items()}
+    assert opened == {"encoder": "encoder.onnx", "decoder": "decoder.onnx", "head": "head/model.onnx"}
+    assert all((part.folder / "model.onnx").is_symlink() for part in result.parts.values())  # which onnxruntime refuses
     assert "part head:" in repr(result)
 
 
