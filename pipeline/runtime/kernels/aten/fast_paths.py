@@ -176,10 +176,11 @@ def embedding(call: AtenCall, outs: Outs) -> Launch | None:
 
 def embedding_gradient(call: AtenCall, outs: Outs) -> Launch | None:
     """On a GPU torch's kernel makes the gradient of a whole table, of which a copy would be made: rows are added to the
-    result where it is, by a kernel that sorts them, so that their order is always the same."""
+    result where it is, by a kernel that sorts them, so that their order is always the same. That kernel rounds after
+    each row, and torch's own adds halves as float32."""
     gradient, indices = call.args[:2]
     rows, given, out = flatten_rows(gradient, 1), call.given, outs[0]
-    is_plain = given["padding_idx"] < 0 and not given["scale_grad_by_freq"]
+    is_plain = given["padding_idx"] < 0 and not given["scale_grad_by_freq"] and out.element_size() > 2
     if TARGET.get().is_host or rows is None or not is_plain or not indices.is_contiguous() or out.nbytes < LARGE_TABLE:
         return None
     add = partial(torch.ops.aten.index_put_.default, out, [indices.view(-1)], rows, accumulate=True)

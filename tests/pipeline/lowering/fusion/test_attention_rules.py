@@ -151,6 +151,10 @@ OTHER_GROUPS: dict[str, tuple[Function, list[torch.Tensor]]] = {
         lambda q, k, v: (q @ repeated(k, 2)).softmax(-1) @ repeated(v, 2),
         [tensor(1, 4, 4, 4), tensor(1, 2, 4, 4), tensor(1, 2, 4, 4)],
     ),
+    "of values whose tokens are heads": (
+        lambda q, k, v: plain(q, repeated(k, 2), repeated(v, 2).transpose(1, 2).transpose(2, 3)),
+        [tensor(1, 4, 4, 4), tensor(1, 2, 4, 4), tensor(1, 2, 4, 4) - 0.3],
+    ),
     "of which the key has none": (lambda q, k, v: plain(q, k, repeated(v, 2)), [FOUR, FOUR + 0.2, TWO_HEADS[1]]),
 }
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as f
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.errors import DataError
 from pipeline.ir.graph import InputRef, TensorSpec
 from pipeline.ops import GraphBuilder
 from pipeline.runtime import RecordingDevice, compile_graph, compile_open_graph
 from pipeline.runtime.kernels.aten.indices import INDEXED, LISTS, IndexFlags
+from pipeline.runtime.tensors import torch_dtype
 from tests.support.torch_programs import Calls, feed_of, graph_of
 
 X = torch.linspace(-1, 1, 20).view(4, 5)
@@ -288,18 +291,41 @@ def test_a_wrong_index_of_a_capture_whose_context_is_gone_is_raised_before_the_c
         program.synchronize()
 
 
-def test_the_gradient_of_a_large_table_is_added_where_it_is() -> None:
-    """torch's kernel makes a whole table, which would be copied; rows of one word are added up."""
-    builder, width = GraphBuilder("table"), 512
-    rows = builder.input("rows", TensorSpec((2, 3, width), "float32"))
+class OperatorLog(TorchDispatchMode):
+    """The names of the operators that are called inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "operators"),
+    [
+        ("float32", ["aten::zero_", "aten::index_put_"]),
+        ("bfloat16", ["aten::embedding_dense_backward.out"]),
+        ("float16", ["aten::embedding_dense_backward.out"]),
+    ],
+)
+def test_the_gradient_of_a_large_table_is_added_where_it_is(dtype: str, operators: list[str]) -> None:
+    """torch's kernel makes a whole table, which is copied; rows of one word are added up. The kernel that adds them
+    where they are rounds after each row, so that many small ones would be lost in half precision."""
+    builder, words, width, device = GraphBuilder("table"), 2**13, 1024, RecordingDevice(2**28)
+    rows = builder.input("rows", TensorSpec((2, 3, width), dtype))
     ids = builder.input("ids", TensorSpec((2, 3), "int64"))
     tensors = {"grad_output": InputRef(0), "indices": InputRef(1)}
-    attrs = {**tensors, "num_weights": 2**13, "padding_idx": -1, "scale_grad_by_freq": False}
+    attrs = {**tensors, "num_weights": words, "padding_idx": -1, "scale_grad_by_freq": False}
     operator = "aten.embedding_dense_backward.default"
-    made = builder.emit(operator, [rows, ids], [("table", TensorSpec((2**13, width), "float32"))], attrs)
-    program = compile_graph(builder.build(made), device=RecordingDevice(2**28))
-    feed = {"rows": torch.randn(2, 3, width), "ids": torch.tensor([[5, 8191, 5], [0, 1, 5]])}
-    expected = torch.ops.aten.embedding_dense_backward(feed["rows"], feed["ids"], 2**13, -1, False)
-    assert program.capture(feed).report.pool_bytes < 2**20
-    for _ in range(2):
-        torch.testing.assert_close(program.replay(feed)["table"], expected)
+    made = builder.emit(operator, [rows, ids], [("table", TensorSpec((words, width), dtype))], attrs)
+    program = compile_graph(builder.build(made), device=device)
+    feed = {"rows": torch.randn(2, 3, width, dtype=torch_dtype(dtype)), "ids": torch.tensor([[5, 8191, 5], [0, 1, 5]])}
+    expected = torch.ops.aten.embedding_dense_backward(feed["rows"], feed["ids"], words, -1, False)
+    for call in (program.run, program.replay, program.replay):
+        torch.testing.assert_close(call(feed)["table"], expected)
+    with device.scope(), OperatorLog() as log:
+        program.context._launches[0]()
+    assert log.names[-len(operators) :] == operators
