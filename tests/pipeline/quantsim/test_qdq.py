@@ -18,12 +18,14 @@ from passes.encodings.from_qdq import read_qdq
 from passes.structures import structure_of
 from passes.weights.detached import DetachedModel, attach, detach
 from passes.weights.sessions import Session
-from pipeline.config import KEYS
+from pipeline.config import KEYS, OptionNames, QuantSimConfig
 from pipeline.errors import UsageError
 from pipeline.quantsim.calibration import calibrate
 from pipeline.quantsim.encodings import encode, round_trip
+from pipeline.quantsim.int8 import OPTIONS
 from pipeline.quantsim.placement import PlacementRule, place
 from pipeline.quantsim.qdq import check_opset, insert_qdq
+from pipeline.quantsim.quantizer import ModelQuantizer
 from pipeline.quantsim.simulation import simulate_outputs
 from tests.pipeline.quantsim.pictures_of_qdq import mlp, model_of, nodes_of, rule
 from tests.support.onnx_models import biased_attention, detached
@@ -173,6 +175,15 @@ def test_onnxruntime_computes_what_the_reference_evaluator_does(weights: str, ac
     np.testing.assert_allclose(found, expected, rtol=0, atol=step * 1.01 if activations != "float" else 1e-5)
     if activations != "float":
         assert (found == expected).mean() > 0.5
+
+
+@pytest.mark.parametrize(("names", "words"), [(KEYS, "quantsim.prepare, or set export"), (OPTIONS, "has 9; apply")])
+def test_a_quantizer_says_by_what_its_caller_converts_the_opset(names: OptionNames, words: str) -> None:
+    model = model_of("g (float[2, 4] x) => (float[2, 4] y) { y = MatMul(x, w) }", 9, w=np.eye(4, dtype=np.float32))
+    quantizer = ModelQuantizer(model, QuantSimConfig(profile="ort-cpu"), lambda _: None, names=names)
+    with pytest.raises(UsageError, match=words) as error:
+        quantizer.begin()
+    assert "onnxline.convert_opset(model" not in str(error.value)
 
 
 def test_scales_along_an_axis_that_their_file_does_not_say_are_refused() -> None:
