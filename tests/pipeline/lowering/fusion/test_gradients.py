@@ -18,6 +18,7 @@ from pipeline.lowering.fusion.gradients import (
     join_parts,
     scale_before_spreading,
     sum_rows_by_product,
+    write_class_gradients,
 )
 from pipeline.planning import make_plan
 from pipeline.runtime.recording import RecordingDevice
@@ -225,6 +226,13 @@ def test_the_gradient_of_classes_is_written_over_their_logarithms(reduction: str
     classes[3] = classes[7] = -100
     step = _compare_steps(module, partial(nn.functional.cross_entropy, reduction=reduction), (x, classes))
     assert _arena_of(step.graph) < 1.1 * 128 * 3001 * 4 < _arena_of(step.graph, rows=False)
+
+
+def test_the_gradient_of_classes_of_other_weights_stays() -> None:
+    torch.manual_seed(0)
+    module, batch = nn.Linear(8, 3001), (torch.randn(128, 8), torch.arange(128) * 23)
+    step = _compare_steps(module, partial(nn.functional.cross_entropy, weight=torch.rand(3001) + 0.1), batch)
+    assert write_class_gradients(step.graph) is step.graph
 
 
 class Deep(nn.Module):
