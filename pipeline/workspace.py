@@ -134,7 +134,8 @@ class Workspace:
     def _clear(self) -> None:
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.scratch.mkdir()
-        for leftover in (*self.folder.glob(".*.tmp"), *self.folder.glob("*/.*.tmp")):
+        of_safetensors = self.folder.glob(".tmp??????")  # into which it writes, and which a kill leaves
+        for leftover in (*self.folder.glob(".*.tmp"), *self.folder.glob("*/.*.tmp"), *of_safetensors):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
 
 
