@@ -166,6 +166,20 @@ class Device(ABC):
         """That from which torch draws on this device where it is given none."""
         return torch.default_generator
 
+    @contextmanager
+    def fork_random(self, state: torch.Tensor | None) -> Iterator[None]:
+        """Let torch draw on this device from `state` on; afterwards its generators, also that of the host, are as they
+        were. Without a state they go on from where they are."""
+        generator = self.default_generator
+        before = generator.get_state()
+        try:
+            with torch.random.fork_rng(devices=[]):
+                if state is not None:
+                    generator.set_state(state)
+                yield
+        finally:
+            generator.set_state(before)
+
     def scope(self) -> AbstractContextManager[object]:
         """Entered while a program of this device is bound and run."""
         return NO_SCOPE

@@ -43,7 +43,16 @@ class DeviceBlock:
 
 
 class DeviceGenerator(torch.Generator):
-    """A generator that has a seed and an offset, as one of CUDA: its state as a number, which belongs to its seed."""
+    """A generator that has a seed and an offset, as one of CUDA: its state as a number, which belongs to its seed.
+
+    The state has a byte more than that of a generator of the host: on CUDA neither takes the state of the other.
+    """
+
+    def get_state(self) -> torch.Tensor:
+        return _state_here(super().get_state())
+
+    def set_state(self, new_state: torch.Tensor) -> torch.Generator:
+        return super().set_state(_state_of_host(new_state))
 
     def get_offset(self) -> int:
         return int.from_bytes(self.get_state().numpy().tobytes(), "little")
@@ -56,18 +65,28 @@ class DeviceGenerator(torch.Generator):
         return found
 
 
+def _state_here(state: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(state, (0, 1))
+
+
+def _state_of_host(state: torch.Tensor) -> torch.Tensor:
+    if state.numel() != torch.default_generator.get_state().numel() + 1:
+        raise RuntimeError("the state is that of a generator of the host, which one of CUDA does not take")
+    return state[:-1]
+
+
 class DefaultGenerator(DeviceGenerator):
     """torch's default generator, in whose place another one may stand, as for CUDA's."""
 
     def __init__(self) -> None:
-        self.memory = RandomMemory(torch.Generator())
+        self.memory = RandomMemory(DeviceGenerator())
         """Of the graphs that are recorded now; its generator has what is drawn next while another one stands here."""
 
     def get_state(self) -> torch.Tensor:
-        return torch.default_generator.get_state()
+        return _state_here(torch.default_generator.get_state())
 
     def set_state(self, new_state: torch.Tensor) -> torch.Generator:
-        return torch.default_generator.set_state(new_state)
+        return torch.default_generator.set_state(_state_of_host(new_state))
 
     def initial_seed(self) -> int:
         return torch.default_generator.initial_seed()
@@ -80,7 +99,7 @@ class DefaultGenerator(DeviceGenerator):
 
     def graphsafe_set_state(self, state: Any) -> torch.Generator:
         self.memory.generator.set_state(self.get_state())
-        self.memory = RandomMemory(state) if isinstance(state, torch.Generator) else state
+        self.memory = RandomMemory(state) if isinstance(state, DeviceGenerator) else state
         return self.set_state(self.memory.generator.get_state())
 
 
@@ -88,7 +107,7 @@ class DefaultGenerator(DeviceGenerator):
 class RandomMemory:
     """Where the graphs that know a generator find its seed and its offset: each replay writes them anew."""
 
-    generator: torch.Generator
+    generator: DeviceGenerator
     block: DeviceBlock = field(default_factory=lambda: DeviceBlock(0, 0, None))
 
     @contextmanager
@@ -96,11 +115,11 @@ class RandomMemory:
         """Inside, what is drawn from torch's default generator comes from this one."""
         default, own = torch.default_generator, self.generator
         before = default.get_state()
-        default.set_state(own.get_state())
+        default.set_state(_state_of_host(own.get_state()))
         try:
             yield
         finally:
-            own.set_state(default.get_state())
+            own.set_state(_state_here(default.get_state()))
             default.set_state(before)
 
 

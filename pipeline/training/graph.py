@@ -22,6 +22,7 @@ from pipeline.importers.from_torch.tensors import Tensors
 from pipeline.ir import Attr, Graph, InputRef, Op, Role, TensorSpec
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble, declarations
 from pipeline.runtime.capture import RandomState
+from pipeline.runtime.devices import Device
 from pipeline.runtime.eager import Observer, Own, run_eager
 from pipeline.runtime.tensors import dtype_name, torch_dtype
 from pipeline.training.optimizer import OptimizerGroup, OptimizerSettings
@@ -228,11 +229,13 @@ class _Edit:
         return assemble(graph.name, self._decls, ops, graph.inputs, outputs, payloads, facts=facts)
 
 
-def find_first_broken(graph: Graph, tensors: Mapping[str, torch.Tensor], random: RandomState | None) -> str:
+def find_first_broken(
+    graph: Graph, tensors: Mapping[str, torch.Tensor], device: Device, random: RandomState | None
+) -> str:
     """A sentence on the first value that is not finite: a stored value or an input, else the result of an op.
 
     The step is run again, operator by operator. It draws the same random values as before, from `random`: the state of
-    torch's generator when the step began.
+    torch's generator for `device` when the step began.
     """
     names = {value.name: value.vid for value in graph.values}
     given = [name for name, tensor in tensors.items() if not _is_finite(tensor)]
@@ -246,17 +249,18 @@ def find_first_broken(graph: Graph, tensors: Mapping[str, torch.Tensor], random:
         if not broken and not all(map(_is_finite, results)):
             broken.append(op)
 
-    run_again(graph, tensors, random, observe)
+    run_again(graph, tensors, device, random, observe)
     if not broken:
         return "every result was finite when the step was run again operator by operator, which sums in another order"
     return f"the first operator whose result is not finite is {describe_op(broken[0])}"
 
 
-def run_again(graph: Graph, tensors: Mapping[str, torch.Tensor], random: RandomState | None, observe: Observer) -> None:
-    """Run a step operator by operator, from the state `random` of torch's generator, which the caller keeps."""
-    with torch.random.fork_rng(devices=[]):
-        if random is not None and random.default is not None:
-            torch.set_rng_state(random.default)
+def run_again(
+    graph: Graph, tensors: Mapping[str, torch.Tensor], device: Device, random: RandomState | None, observe: Observer
+) -> None:
+    """Run a step operator by operator, from the state `random` of torch's generator for `device`, which the caller
+    keeps."""
+    with device.fork_random(random and random.default):
         run_eager(graph, tensors, observe=observe, own=OWN)
 
 

@@ -75,7 +75,7 @@ class TrainProgram(ProcessBound):
         phases: Sequence[Phase] = (),
         late: LateSum | None = None,
     ) -> None:
-        self.graph, self.capture = graph, capture
+        self.graph, self.capture, self.device = graph, capture, compiled.device
         self._phases = tuple(phases)
         self._replays, self._replay_seconds = 0, 0.0
         self._compiled, self._layout, self._sources, self._example = compiled, layout, sources, example
@@ -161,9 +161,9 @@ class TrainProgram(ProcessBound):
         self._compiled.synchronize()
         if self._late is not None:
             self._refuse_broken_step(self._late)  # a look that began before the last steps
-            with self._compiled.device.scope():
+            with self.device.scope():
                 self._late.look(at_once=True)
-            self._compiled.device.synchronize()
+            self.device.synchronize()
             self._refuse_broken_step(self._late)
 
     def snapshot(self) -> Snapshot:
@@ -369,7 +369,7 @@ class TrainProgram(ProcessBound):
         """
         if late.is_finite():
             return
-        number, device = self.steps_done + 1, self._compiled.device.name
+        number, device = self.steps_done + 1, self.device.name
         raise NotFinite(
             f"a step up to step {number}: the loss or a gradient is not finite, which {device} shows "
             "after the step. That step changed nothing, and later ones went on from the state before it",
@@ -382,7 +382,8 @@ class TrainProgram(ProcessBound):
         snapshot = self.snapshot()
         snapshot = snapshot if random is None else replace(snapshot, random=random)
         number = int(snapshot.states[STEP]) + 1
-        blamed = find_first_broken(self.graph, {**self._sources.constants, **snapshot.states, **feed}, random)
+        tensors = {**self._sources.constants, **snapshot.states, **feed}
+        blamed = find_first_broken(self.graph, tensors, self.device, random)
         what = "a gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
         said = f"step {number}: {what}; {blamed}. The step changed nothing: the error's snapshot is of before"
         return NotFinite(said, number, snapshot)

@@ -84,8 +84,8 @@ def compare_step(
         UsageError, NotFinite: as `TrainProgram.step`.
     """
     before = program.snapshot()
-    with torch.random.fork_rng(devices=[]):
-        expected = dict(_eager_values(program, loss, batch, before, max_norm, max_value))
+    with program.device.fork_random(before.random.default):
+        expected = dict(_eager_values(program, loss, batch, max_norm, max_value))
     found = {"loss": program.step(batch), **_values_of(program, program.state_dict())}
     for name, tensor in expected.items():
         left, right = (to_numpy(item.detach()) for item in (tensor, found[name]))
@@ -103,7 +103,6 @@ def _eager_values(
     program: TrainProgram,
     loss: LossFunction,
     batch: Batch,
-    before: Snapshot,
     max_norm: float | None,
     max_value: float | None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
@@ -112,7 +111,6 @@ def _eager_values(
     states = program.state_dict()
     module.load_state_dict(states["module"])
     optimizer.load_state_dict(states["optimizer"])
-    _seed(before)
     layout = BatchLayout.of(module, batch)
     with torch.enable_grad():
         value = layout.loss(module, loss, list(layout.tensors(batch).values()))
@@ -169,19 +167,12 @@ def _first_different_op(
             expected.update({name: (op, result.clone()) for name, result in zip(names, results, strict=True)})
 
     program.restore(before)
-    run_again(program.graph, program.tensors(batch), before.random, observe)
-    with torch.random.fork_rng(devices=[]):
-        _seed(before)
-        try:
-            for name, result in program.walk(batch):
-                op, value = expected.get(name, (None, result))
-                if op is not None and not compare(to_numpy(value), to_numpy(result), tolerances).ok:
-                    return describe_op(op)
-        finally:
-            program.restore(after)
+    run_again(program.graph, program.tensors(batch), program.device, before.random, observe)
+    try:
+        for name, result in program.walk(batch):
+            op, value = expected.get(name, (None, result))
+            if op is not None and not compare(to_numpy(value), to_numpy(result), tolerances).ok:
+                return describe_op(op)
+    finally:
+        program.restore(after)
     return ""
-
-
-def _seed(before: Snapshot) -> None:
-    if before.random.default is not None:
-        torch.set_rng_state(before.random.default)

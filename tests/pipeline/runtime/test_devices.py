@@ -18,6 +18,8 @@ from pipeline.ops import GraphBuilder
 from pipeline.runtime import compile_graph
 from pipeline.runtime.devices import CPU, CudaDevice, find_device
 from pipeline.runtime.kernels.cuda import launches
+from pipeline.runtime.recording import RecordingDevice
+from pipeline.runtime.recording_memory import DeviceGenerator
 
 WITHOUT_CARD = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 
@@ -120,8 +122,30 @@ assert not {{"onnxruntime", "onnxscript", "onnx.reference"}} & sys.modules.keys(
 import benchmarks.cuda.rows
 from benchmarks.cuda.checks import CHECKS
 from pipeline.runtime.recording import RecordingDevice
+from pipeline.runtime.recording_memory import DeviceGenerator
 CHECKS["capture"](RecordingDevice(2**22))
 CHECKS["train-mlp"](RecordingDevice(2**24))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+class DeviceWithDraws(RecordingDevice):
+    """Its generator is one of its own, as a card has."""
+
+    default_generator = DeviceGenerator()
+
+
+def test_a_fork_of_random_numbers_leaves_those_of_the_caller() -> None:
+    device, state = DeviceWithDraws(), DeviceGenerator().manual_seed(3).get_state()
+    here, before = device.default_generator.get_state(), torch.get_rng_state()
+    for begin, expected in ((state, state), (None, here)):
+        with device.fork_random(begin):
+            assert torch.equal(device.default_generator.get_state(), expected)
+            device.default_generator.manual_seed(4)
+            torch.rand(3)
+        assert torch.equal(device.default_generator.get_state(), here)
+        assert torch.equal(torch.get_rng_state(), before)
+    with pytest.raises(RuntimeError, match="a generator of the host"), device.fork_random(before):
+        raise AssertionError
+    assert torch.equal(torch.get_rng_state(), before)

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW
 
+from pipeline.runtime.devices import CPU, Device
+from pipeline.runtime.recording import RecordingDevice
 from pipeline.training import TrainProgram, compare_step, record_step
 
 LOSS = nn.MSELoss()
@@ -18,17 +20,23 @@ def make(seed: int = 0) -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 3))
 
 
-def record(module: nn.Module, max_norm: float | None = None) -> TrainProgram:
-    return record_step(module, LOSS, AdamW(module.parameters(), lr=1e-2), BATCHES[0], max_norm=max_norm)
+def record(module: nn.Module, max_norm: float | None = None, device: Device = CPU) -> TrainProgram:
+    return record_step(module, LOSS, AdamW(module.parameters(), lr=1e-2), BATCHES[0], max_norm=max_norm, device=device)
 
 
-def test_each_step_agrees_with_eager_torch() -> None:
+DEVICES = pytest.mark.parametrize("device", [CPU, RecordingDevice()], ids=["cpu", "recording"])
+
+
+@DEVICES
+def test_each_step_agrees_with_eager_torch(device: Device) -> None:
     """The bias before the normalisation has a gradient of rounding alone, which Adam makes a whole step of."""
-    program = record(make(), max_norm=0.5)
+    program = record(make(), max_norm=0.5, device=device)
     for step, batch in enumerate(BATCHES, 1):
+        before = torch.get_rng_state()
         found = compare_step(program, LOSS, batch, max_norm=0.5)
         assert (found.step, found.name, found.errors) == (step, "", None)
         assert str(found).startswith(f"step {step}: no difference, torch and the program agree on")
+        assert not torch.equal(torch.get_rng_state(), before)  # the step of the program has drawn
     assert program.steps_done == 4
 
 
@@ -48,9 +56,10 @@ def test_the_first_value_and_the_first_operator_that_differ_are_named() -> None:
     assert "differs from eager torch" in str(found)
 
 
+@DEVICES
 @pytest.mark.parametrize("kind", ["tanh", "mm"])
-def test_a_wrong_kernel_is_named(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = record(nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)))
+def test_a_wrong_kernel_is_named(kind: str, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = record(nn.Sequential(nn.Linear(6, 16), nn.Dropout(), nn.Tanh(), nn.Linear(16, 3)), device=device)
     walk = program.walk
 
     def walk_wrongly(batch: object):  # type: ignore[no-untyped-def]
