@@ -383,12 +383,14 @@ def card_name(*, dry: bool) -> str:
     """Asked of another process: this one has no memory on the card, and no driver can hold it up.
 
     Raises:
-        LookupError: torch sees no card.
+        LookupError: torch sees no card, or the run is to end.
     """
     if dry:
         return DRY_CARD
     command = [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())"]
     code, out, errors, _ = RowProcess(command).finish(CARD_S)
+    if code is None and END.is_asked:
+        raise LookupError("the run was asked to end before torch had named the card")
     if code != 0:
         *_, last = ["", *errors.splitlines()]
         raise LookupError(

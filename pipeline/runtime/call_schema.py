@@ -105,7 +105,7 @@ def _show(item: Attr) -> str:
 @cache
 def _arguments(kind: str) -> dict[str, Argument]:
     """Cached. An unknown operator raises, which `cache` does not keep: a module imported later may define it."""
-    undefined = UNDEFINED if kind.startswith("aten._scaled_dot_product_") else ()
+    undefined = UNDEFINED if kind.startswith("aten.") else ()
     return {
         argument.name: _read_argument(argument, may_be_none=argument.name in undefined)
         for argument in find_operator(kind)._schema.arguments

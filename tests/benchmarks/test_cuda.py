@@ -234,11 +234,9 @@ def start_run(code: str, rows: str, out: Path) -> subprocess.Popen[bytes]:
 def test_a_run_that_is_asked_to_end_writes_what_it_has(tmp_path: Path) -> None:
     """A machine that is lent takes its time back by SIGTERM first."""
     code = f"""
-import time
-input()
+import time; input()
 print('{{"figures": {{"replay": 1}}}}', flush=True)
-open({str(tmp_path / "started")!r}, "w").close()
-time.sleep(600)
+open({str(tmp_path / "started")!r}, "w").close(); time.sleep(600)
 """
     run, begun = start_run(code, "kernels,autotune-bert-1", tmp_path), time.monotonic()
     while not (tmp_path / "started").exists():
@@ -253,8 +251,7 @@ time.sleep(600)
 
 
 def test_a_run_goes_on_where_nobody_reads_what_it_says(tmp_path: Path) -> None:
-    code = """input(); print('{"status": "ran", "figures": {}, "seconds": 1}')"""
-    run = start_run(code, "kernels,autotune-bert-1", tmp_path)
+    run = start_run("""input(); print('{"status": "ran", "seconds": 1}')""", "kernels,autotune-bert-1", tmp_path)
     assert run.stdout is not None
     run.stdout.close()
     assert run.wait(300) == 0
@@ -279,6 +276,9 @@ def test_without_a_card_a_run_says_so(
     with pytest.raises(SystemExit, match="2"):
         run_of_rows.main()
     assert re.search("no card: .+; take a machine with an NVIDIA GPU and its driver, or --dry", capsys.readouterr().err)
+    monkeypatch.setattr(run_of_rows.END, "is_asked", True)
+    with pytest.raises(LookupError, match="asked to end before torch had named the card"):
+        run_of_rows.card_name(dry=False)
 
 
 def test_a_half_of_a_file_is_no_result(tmp_path: Path) -> None:

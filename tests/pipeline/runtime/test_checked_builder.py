@@ -253,16 +253,25 @@ def test_a_mistake_is_the_callers_where_it_is_made(emit: Emit, said: str) -> Non
     assert str(refused.value).startswith(said)
 
 
-@pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
+@pytest.mark.parametrize(
+    "kernel", ["flash", *(f"scaled_dot_product_{name}" for name in ("flash", "efficient", "cudnn"))]
+)
 def test_gradients_of_attention_for_cuda_take_what_torch_leaves_out(kernel: str) -> None:
     """A step that is recorded on a card calls them without a bias, and without lengths of sequences."""
-    operator = f"aten._scaled_dot_product_{kernel}_attention_backward.default"
+    operator = f"aten._{kernel}_attention_backward.default"
     names = [argument.name for argument in find_operator(operator)._schema.arguments]
     undefined = [name for name in names if name in ("attn_bias", "cum_seq_q", "cum_seq_k")]
     assert undefined
     known = _arguments(operator)
     assert find_wrong_type(known, dict.fromkeys(undefined)) == ""
     assert find_wrong_type(known, {"query": None}) == "the argument 'query' is None; expected Tensor"
+
+
+def test_an_operator_of_the_caller_lacks_no_bias_that_it_declares() -> None:
+    with torch.library._scoped_library("caller", "FRAGMENT") as library:
+        library.define("attend(Tensor query, Tensor attn_bias) -> Tensor")
+        known = _arguments("caller.attend.default")
+    assert find_wrong_type(known, {"attn_bias": None}) == "the argument 'attn_bias' is None; expected Tensor"
 
 
 def test_what_the_data_decide_is_said_of_the_feed() -> None:

@@ -212,8 +212,18 @@ def test_a_constant_without_plain_numbers_is_known_by_its_form() -> None:
     assert "torch.float32[2, 2]" in texts
 
 
-@pytest.mark.parametrize(("weights", "computed"), [(torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32)])
-def test_statistics_in_float32_alone_mix_no_norm(weights: torch.dtype, computed: torch.dtype) -> None:
+aten = torch.ops.aten
+
+NORMS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]] = {
+    "layer": lambda x, w, saved: aten.native_layer_norm_backward(x, x, [4], saved, saved, w, w, [True] * 3),
+    "group": lambda x, w, saved: aten.native_group_norm_backward(x, x, saved, saved, w, 2, 4, 1, 1, [True] * 3),
+    "batch": lambda x, w, saved: aten.native_batch_norm_backward(x, x, w, w, w, saved, saved, True, 1e-5, [True] * 3),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("weights", [torch.bfloat16, torch.float32])
+def test_statistics_in_float32_alone_mix_no_norm(norm: str, weights: torch.dtype) -> None:
     """CUDA has them for a module in bfloat16, and its kernels take them with operands of one dtype only."""
     found = list[torch.dtype]()
 
@@ -222,8 +232,7 @@ def test_statistics_in_float32_alone_mix_no_norm(weights: torch.dtype, computed:
             found.extend([args[0].dtype] if "norm" in str(func) else [])
             return func(*args, **(kwargs or {}))
 
-    rows, weight, saved = torch.ones(2, 4).bfloat16(), torch.ones(4, dtype=weights), torch.ones(2, 1)
+    saved = torch.ones(4) if norm == "batch" else torch.ones(2, 1)
     with FakeTensorMode(allow_non_fake_inputs=True), Log(), MixedNorms():
-        given = (rows, rows, [4], saved, saved, weight, weight, [True] * 3)
-        torch.ops.aten.native_layer_norm_backward.default(*given)
-    assert found == [computed]
+        NORMS[norm](torch.ones(2, 4).bfloat16(), torch.ones(4, dtype=weights), saved)
+    assert found[0] == weights

@@ -98,6 +98,8 @@ def operands_of(function: Function, ins: list[torch.Tensor]) -> list[tuple[int |
     return [fused.values[vid].spec.shape for vid in call.inputs[:3]]
 
 
+MASKS = torch.linspace(-1, 1, 36).view(1, 4, 3, 3)
+
 FOUR, TWO_HEADS = tensor(1, 4, 3, 4), [tensor(1, 2, 3, 4), tensor(1, 2, 3, 4) - 0.3]
 
 
@@ -154,6 +156,10 @@ OTHER_GROUPS: dict[str, tuple[Function, list[torch.Tensor]]] = {
     "of values whose tokens are heads": (
         lambda q, k, v: plain(q, repeated(k, 2), repeated(v, 2).transpose(1, 2).transpose(2, 3)),
         [tensor(1, 4, 4, 4), tensor(1, 2, 4, 4), tensor(1, 2, 4, 4) - 0.3],
+    ),
+    "of a mask for each head": (
+        lambda q, k, v: (q @ repeated(k, 2).transpose(2, 3) + MASKS).softmax(-1) @ repeated(v, 2),
+        [FOUR, *TWO_HEADS],
     ),
     "of which the key has none": (lambda q, k, v: plain(q, k, repeated(v, 2)), [FOUR, FOUR + 0.2, TWO_HEADS[1]]),
 }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from pipeline.ir import Graph
+from pipeline.ir import Graph, from_text
 from pipeline.lowering import lower, with_kernels
 from pipeline.lowering.fusion import fuse_train_step
 from pipeline.lowering.fusion.gradients import (
@@ -235,6 +236,39 @@ def test_the_gradient_of_classes_of_other_weights_stays() -> None:
     assert write_class_gradients(step.graph) is step.graph
 
 
+CLASSES = """
+graph "classes" (%0 "gradient": float32[], %1 "logs": float32[512, 512], %2 "classes": int64[512],
+                 %3 "count": float32[]) {
+  %4 "of logs": float32[512, 512] = aten.nll_loss_backward.default(%0, %1, %2, %3) {
+    grad_output: $0, self: $1, target: $2, weight: none, reduction: 1, ignore_index: -100, total_weight: $3
+  }
+  %5 "of logits": float32[512, 512] = aten._log_softmax_backward_data.default(%4, %1) {
+    grad_output: $0, output: $1, dim: -1, input_dtype: word("dtype", "float32")
+  }
+
+  return %5
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("dim: -1", "dim: 0"),  # shares of each column
+        ('%5 "of logits": float32', '%5 "of logits": float16'),  # as of logits in half precision on a GPU
+        ("return %5", "return %5, %4"),
+        ("512]", "511]"),  # less than a MiB
+    ],
+)
+def test_other_gradients_of_classes_stay(old: str, new: str) -> None:
+    assert write_class_gradients(from_text(CLASSES.replace("dim: -1", "dim: 1"))).ops[-1].kind != LAST_OF_CLASSES
+    assert old in CLASSES
+    assert_stays(write_class_gradients, CLASSES.replace(old, new))
+
+
+LAST_OF_CLASSES = "aten._log_softmax_backward_data.default"
+
+
 class Deep(nn.Module):
     """Layers whose activations are large; a tail lies between those of the forward pass and their gradients."""
 
@@ -267,6 +301,26 @@ def test_a_small_activation_and_one_that_is_read_at_once_stay() -> None:
         assert compute_activations_again(graph) is graph
 
 
+@pytest.mark.parametrize(
+    ("between", "reads", "last"),
+    [
+        (32, "aten.gelu_backward.default(%0, %2)", ["gelu", "gelu_backward"]),
+        (31, "aten.gelu_backward.default(%0, %2)", ["sin", "gelu_backward"]),  # near
+        (32, "aten.neg.default(%2)", ["sin", "neg"]),  # nothing else keeps the operand until then
+    ],
+)
+def test_an_activation_is_computed_again_far_from_it_and_where_its_operand_is_kept(
+    between: int, reads: str, last: list[str]
+) -> None:
+    """Each value has 1 MiB. The last op reads the activation, which the first one makes."""
+    ops = ["aten.gelu.default(%0)", *["aten.sin.default(%1)"] * between, reads]
+    lines = [f'%{at} "v{at}": float32[512, 512] = {op} {{self: $0}}' for at, op in enumerate(ops, 2)]
+    head = 'graph "again" (%0 "x": float32[512, 512], %1 "y": float32[512, 512]) {'
+    graph = from_text("\n".join([head, *lines, f"return %{len(ops) + 1}", "}"]))
+    found = [op.kind.split(".")[1] for op in compute_activations_again(graph).ops]
+    assert found[-2:] == last
+
+
 def _compare_steps(module: nn.Module, loss: LossFunction, batch: tuple[torch.Tensor, torch.Tensor]) -> TrainProgram:
     """Three recorded steps, with the passes for a GPU, next to those of torch."""
     twin, sgd = copy.deepcopy(module), partial(torch.optim.SGD, lr=0.1)
@@ -297,6 +351,9 @@ def test_logarithms_of_classes_may_be_written_over_what_they_are_of() -> None:
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         for shape in ((5,), (7, 3), (128, 3001), (3, 5, 7), (2, 1000, 33), (33, 17, 65)):
             for dim in range(len(shape)):
-                x = (torch.randn(shape) * 5).to(dtype)
-                expected = log_softmax.default(x, dim, False)
-                assert torch.equal(log_softmax.out(x, dim, False, out=x), expected), (dtype, shape, dim)
+                for odd in (0, -math.inf, math.nan):
+                    x = (torch.randn(shape) * 5).to(dtype)
+                    x.view(-1)[: x.numel() // 3] = odd
+                    expected = log_softmax.default(x, dim, False)
+                    log_softmax.out(x, dim, False, out=x)
+                    torch.testing.assert_close(x, expected, atol=0, rtol=0, equal_nan=True)

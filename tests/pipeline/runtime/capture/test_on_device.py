@@ -322,6 +322,17 @@ def test_states_are_read_and_set_after_the_runs_on_another_stream(name: str, dev
         assert name == "reset" or device.synchronizations == waited
 
 
+def test_further_launches_read_the_outputs_of_their_own_replay(device: RecordingDevice) -> None:
+    """Also an output that lies elsewhere, and is copied in each replay."""
+    builder, seen = GraphBuilder("view"), on(device, 2)
+    program = compile_graph(builder.build([builder.input("x", TensorSpec((2,), "float32"))]), device=device)
+    program.captures.session.further = lambda outputs: [partial(seen.copy_, outputs["x"])]
+    for number in (2.0, 3.0):
+        program.replay({"x": torch.full((2,), number)})
+        with device.scope():
+            assert seen.tolist() == [number] * 2
+
+
 def test_a_capture_is_warmed_up_three_times_on_a_stream_of_its_own(device: RecordingDevice) -> None:
     x, seen = on(device, 3), list[int]()
 

@@ -303,27 +303,34 @@ class OperatorLog(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+WHOLE = ["aten::embedding_dense_backward.out"]
+
+
 @pytest.mark.parametrize(
-    ("dtype", "operators"),
+    ("dtype", "padding", "by_count", "operators"),
     [
-        ("float32", ["aten::zero_", "aten::index_put_"]),
-        ("bfloat16", ["aten::embedding_dense_backward.out"]),
-        ("float16", ["aten::embedding_dense_backward.out"]),
+        ("float32", -1, False, ["aten::zero_", "aten::index_put_"]),
+        ("float32", 5, False, WHOLE),  # a word without a gradient
+        ("float32", -1, True, WHOLE),  # divided by how often a word is there
+        ("bfloat16", -1, False, WHOLE),
+        ("float16", -1, False, WHOLE),
     ],
 )
-def test_the_gradient_of_a_large_table_is_added_where_it_is(dtype: str, operators: list[str]) -> None:
+def test_the_gradient_of_a_large_table_is_added_where_it_is(
+    dtype: str, padding: int, by_count: bool, operators: list[str]
+) -> None:
     """torch's kernel makes a whole table, which is copied; rows of one word are added up. The kernel that adds them
     where they are rounds after each row, so that many small ones would be lost in half precision."""
     builder, words, width, device = GraphBuilder("table"), 2**13, 1024, RecordingDevice(2**28)
     rows = builder.input("rows", TensorSpec((2, 3, width), dtype))
     ids = builder.input("ids", TensorSpec((2, 3), "int64"))
     tensors = {"grad_output": InputRef(0), "indices": InputRef(1)}
-    attrs = {**tensors, "num_weights": words, "padding_idx": -1, "scale_grad_by_freq": False}
+    attrs = {**tensors, "num_weights": words, "padding_idx": padding, "scale_grad_by_freq": by_count}
     operator = "aten.embedding_dense_backward.default"
     made = builder.emit(operator, [rows, ids], [("table", TensorSpec((words, width), dtype))], attrs)
     program = compile_graph(builder.build(made), device=device)
     feed = {"rows": torch.randn(2, 3, width, dtype=torch_dtype(dtype)), "ids": torch.tensor([[5, 8191, 5], [0, 1, 5]])}
-    expected = torch.ops.aten.embedding_dense_backward(feed["rows"], feed["ids"], words, -1, False)
+    expected = torch.ops.aten.embedding_dense_backward(feed["rows"], feed["ids"], words, padding, by_count)
     for call in (program.run, program.replay, program.replay):
         torch.testing.assert_close(call(feed)["table"], expected)
     with device.scope(), OperatorLog() as log:

@@ -150,6 +150,8 @@ def test_log_softmax_and_its_gradient(library, shape, scale):
     launch_log_softmax_gradient(library, gradient, out, 1, found)()
     wanted = aten._log_softmax_backward_data(gradient.double(), out.double(), 1, torch.float64)
     torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
+    launch_log_softmax(library, x, 1, x)()
+    assert torch.equal(x, out), "a plan may write it over its operand"
 
 
 def test_log_softmax_of_rows_that_are_not_finite(library):
