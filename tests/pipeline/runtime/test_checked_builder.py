@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from torch import library
 
 from pipeline.errors import DataError, UsageError
 from pipeline.ir import Graph, InputRef, TensorSpec, TorchConst, from_text, to_text
@@ -268,8 +269,8 @@ def test_gradients_of_attention_for_cuda_take_what_torch_leaves_out(kernel: str)
 
 
 def test_an_operator_of_the_caller_lacks_no_bias_that_it_declares() -> None:
-    with torch.library._scoped_library("caller", "FRAGMENT") as library:
-        library.define("attend(Tensor query, Tensor attn_bias) -> Tensor")
+    with library._scoped_library("caller", "FRAGMENT") as own:
+        own.define("attend(Tensor query, Tensor attn_bias) -> Tensor")
         known = _arguments("caller.attend.default")
     assert find_wrong_type(known, {"attn_bias": None}) == "the argument 'attn_bias' is None; expected Tensor"
 
