@@ -55,7 +55,7 @@ def to_aimet(
             are: a reader takes these, and no scales but one for another tensor, such as a table that Gather reads.
 
     Raises:
-        UsageError: the version cannot express an encoding.
+        UsageError: the version cannot express an encoding, or an encoding lacks the axis that the version names.
     """
     narrow = next((name for name, encoding in encodings.items() if encoding.precision.float_type), None)
     if narrow is not None:
@@ -73,6 +73,12 @@ def to_aimet(
             "take 2.0.0 or later"
         )
     if version in ("2.0.0", "2.1.0"):
+        unfitted = next((name for name, encoding in encodings.items() if encoding.axis == UNKNOWN_AXIS), None)
+        if unfitted is not None:
+            raise UsageError(
+                f"encodings: {unfitted!r} has scales along an axis that its file does not say, and version {version} "
+                "of AIMET's files names it; give to_aimet what fit_encodings(encodings, model) gives"
+            )
         rows = [_with_onnx_keys(name, encoding, version) for name, encoding in encodings.items()]
         return {"encodings": rows, "producer": PRODUCER, "version": version}
     params, activations = ([name for name in encodings if (name in parameters) is wanted] for wanted in (True, False))

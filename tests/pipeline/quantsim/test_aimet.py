@@ -245,3 +245,10 @@ def test_blocks_of_stacked_matrices_have_no_form_in_version_1() -> None:
     with pytest.raises(UsageError, match=r"'w' has scales for blocks and along further axes .* take 2\.0\.0 or later"):
         to_aimet({"w": stacked}, {"w"}, "1.0.0")
     assert np.shape(to_aimet({"w": stacked}, {"w"}, "2.0.0")["encodings"][0]["y_scale"]) == (2, 2, 3)
+
+
+def test_an_axis_that_a_file_did_not_say_is_not_written() -> None:
+    read = from_aimet(to_aimet({"w": encoding("int8/channel")}, {"w"}, "1.0.0"))
+    assert from_aimet(to_aimet(read, {"w"}, "0.6.1")).keys() == {"w"}
+    with pytest.raises(UsageError, match="'w' has scales along an axis that its file does not say"):
+        to_aimet(read, {"w"}, "2.0.0")
