@@ -39,7 +39,7 @@ def extract(model: Model, inputs: Sequence[str] = (), outputs: Sequence[str] = (
         >>> [info.name for info in run.to_proto().graph.output]
         ['scores']
     """
-    return run_step(model, "extract", {"inputs": _listed(inputs), "outputs": _listed(outputs)}, options)
+    return run_step(model, "extract", {"inputs": _as_list(inputs), "outputs": _as_list(outputs)}, options)
 
 
 def change_outputs(model: Model, add: Sequence[str] = (), drop: Sequence[str] = (), **options: Any) -> PassRun:
@@ -65,7 +65,7 @@ def change_outputs(model: Model, add: Sequence[str] = (), drop: Sequence[str] = 
         >>> [info.name for info in run.to_proto().graph.output]
         ['y', 'scores']
     """
-    return run_step(model, "outputs", {"add": _listed(add), "drop": _listed(drop)}, options)
+    return run_step(model, "outputs", {"add": _as_list(add), "drop": _as_list(drop)}, options)
 
 
 def rename(model: Model, values: Mapping[str, str], **options: Any) -> PassRun:
@@ -116,7 +116,7 @@ def fix_shapes(model: Model, shapes: Mapping[str, Sequence[int]], **options: Any
         [2, 8, 32]
     """
     if isinstance(shapes, Mapping):
-        shapes = {name: _listed(shape) for name, shape in shapes.items()}
+        shapes = {name: _as_list(shape) for name, shape in shapes.items()}
     return run_step(model, "fix-shapes", {"shapes": shapes}, options)
 
 
@@ -193,7 +193,7 @@ def to_fp16(model: Model, keep: Sequence[str] = (), measured: bool = True, **opt
         >>> run.rows[-1].changed
         True
     """
-    return run_step(model, "to-fp16", {"keep": _listed(keep), "measured": measured}, options)
+    return run_step(model, "to-fp16", {"keep": _as_list(keep), "measured": measured}, options)
 
 
 def to_bf16(model: Model, keep: Sequence[str] = (), measured: bool = True, **options: Any) -> PassRun:
@@ -219,10 +219,10 @@ def to_bf16(model: Model, keep: Sequence[str] = (), measured: bool = True, **opt
         >>> run.rows[-1].changed
         True
     """
-    return run_step(model, "to-bf16", {"keep": _listed(keep), "measured": measured}, options)
+    return run_step(model, "to-bf16", {"keep": _as_list(keep), "measured": measured}, options)
 
 
-def _listed(values: Any) -> Any:
+def _as_list(values: Any) -> Any:
     """An iterable as a list; text, which would become letters, and what is no iterable are left to the step's check."""
     return list(values) if isinstance(values, Iterable) and not isinstance(values, str) else values
 

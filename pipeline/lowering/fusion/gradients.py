@@ -276,7 +276,7 @@ def write_class_gradients(graph: Graph) -> Graph:
         name, number = graph.values[op.outputs[0]].name, graph.values[share].spec
         ignored, row = loss.attrs["ignore_index"], replace(matrix, shape=rows.shape)
 
-        def put(
+        def emit(
             kind: str, inputs: list[int], spec: TensorSpec, attrs: dict[str, Attr], op: Op = op, name: str = name
         ) -> int:
             made = rewrite.declare(f"{name} {kind.split('.')[1]}", spec)
@@ -284,15 +284,15 @@ def write_class_gradients(graph: Graph) -> Graph:
             return made
 
         if loss.attrs["reduction"] == MEAN:
-            share = put("aten.div.Tensor", [share, total], number, {})
-        is_ignored = put("aten.eq.Scalar", [target], replace(rows, dtype="bool"), {"other": ignored})
-        shares = put("aten.where.ScalarSelf", [is_ignored, share], row, ZERO_OR_SHARE)
-        classes = put("aten.masked_fill.Scalar", [target, is_ignored], rows, {"value": 0})
+            share = emit("aten.div.Tensor", [share, total], number, {})
+        is_ignored = emit("aten.eq.Scalar", [target], replace(rows, dtype="bool"), {"other": ignored})
+        shares = emit("aten.where.ScalarSelf", [is_ignored, share], row, ZERO_OR_SHARE)
+        classes = emit("aten.masked_fill.Scalar", [target, is_ignored], rows, {"value": 0})
         column = (*rows.shape, 1)
-        shares = put("aten.view.default", [shares], replace(row, shape=column), {"size": column})
-        classes = put("aten.view.default", [classes], replace(rows, shape=column), {"size": column})
-        less = put("aten.neg.default", [shares], replace(row, shape=column), {})
-        odds = put("aten.mul.Tensor", [put("aten.exp.default", [logs], matrix, {}), shares], matrix, {})
+        shares = emit("aten.view.default", [shares], replace(row, shape=column), {"size": column})
+        classes = emit("aten.view.default", [classes], replace(rows, shape=column), {"size": column})
+        less = emit("aten.neg.default", [shares], replace(row, shape=column), {})
+        odds = emit("aten.mul.Tensor", [emit("aten.exp.default", [logs], matrix, {}), shares], matrix, {})
         rewrite.replace(op, "aten.scatter_add.default", [odds, classes, less], op.outputs, AT_CLASSES)
     return rewrite.build()
 

@@ -71,7 +71,7 @@ def test_two_models_as_one(second: str) -> None:
     np.testing.assert_array_equal(found["sum"], after["sum"])
 
 
-def annotated(text: str, metadata: dict[str, str], *notes: tuple[str, str]) -> onnx.ModelProto:
+def annotate(text: str, metadata: dict[str, str], *notes: tuple[str, str]) -> onnx.ModelProto:
     model = parse(text)
     for owner in (model, model.graph):
         for key, value in metadata.items():
@@ -83,8 +83,8 @@ def annotated(text: str, metadata: dict[str, str], *notes: tuple[str, str]) -> o
 
 
 def test_metadata_and_annotations_of_both_models_stay() -> None:
-    first = annotated(FIRST, {"labels": "a", "author": "me"}, ("i", "w"), ("y", "w"))
-    second = annotated(SECOND, {"labels": "b", "author": "me", "length": "4"}, ("a", "w"), ("t", "w"), ("y", "last"))
+    first = annotate(FIRST, {"labels": "a", "author": "me"}, ("i", "w"), ("y", "w"))
+    second = annotate(SECOND, {"labels": "b", "author": "me", "length": "4"}, ("a", "w"), ("t", "w"), ("y", "last"))
     merged = passes.tools.merge(first, second, {"y": "a"}).to_proto()
     said = {"labels": "a", "author": "me", "labels_2": "b", "length": "4"}
     assert {entry.key: entry.value for entry in merged.metadata_props} == said
@@ -96,7 +96,7 @@ def test_metadata_and_annotations_of_both_models_stay() -> None:
 
 
 def test_an_annotation_of_an_input_that_is_fed_names_its_value() -> None:
-    second = annotated(SECOND, {}, ("a", "w"))
+    second = annotate(SECOND, {}, ("a", "w"))
     (note,) = passes.tools.merge(parse(FIRST), second, {"y": "a"}).to_proto().graph.quantization_annotation
     assert note.tensor_name == "y"
 

@@ -111,13 +111,13 @@ def test_a_group_of_heads_reads_each_key_and_value_once(swap: Callable[[torch.Te
     assert found == [(1, 2, 6, 4), (1, 2, 3, 4), (1, 2, 3, 4)]
 
 
-def tiled(x: torch.Tensor) -> torch.Tensor:
+def tile_heads(x: torch.Tensor) -> torch.Tensor:
     """Two heads as (0, 1, 0, 1), where a group would have (0, 0, 1, 1)."""
     return x[:, None].expand(1, 2, 2, 3, 4).reshape(1, 4, 3, 4)
 
 
-def interleaved(x: torch.Tensor) -> torch.Tensor:
-    """As `tiled`, by swapped axes; the second swap moves no element, and two of the last axes would be none."""
+def interleave_heads(x: torch.Tensor) -> torch.Tensor:
+    """As `tile_heads`, by swapped axes; the second swap moves no element, and two of the last axes would be none."""
     return x[:, :, None].expand(1, 2, 2, 3, 4).transpose(1, 2).reshape(1, 4, 3, 4).transpose(0, 1).reshape(1, 4, 3, 4)
 
 
@@ -131,8 +131,11 @@ OTHER_GROUPS: dict[str, tuple[Function, list[torch.Tensor]]] = {
         lambda q, k, v: plain(q, repeated(k, 4), repeated(v, 2)),
         [FOUR, tensor(1, 1, 3, 4), tensor(1, 2, 3, 4)],
     ),
-    "in another order": (lambda q, k, v: plain(q, tiled(k), tiled(v)), [FOUR, *TWO_HEADS]),
-    "in another order by swapped axes": (lambda q, k, v: plain(q, interleaved(k), interleaved(v)), [FOUR, *TWO_HEADS]),
+    "in another order": (lambda q, k, v: plain(q, tile_heads(k), tile_heads(v)), [FOUR, *TWO_HEADS]),
+    "in another order by swapped axes": (
+        lambda q, k, v: plain(q, interleave_heads(k), interleave_heads(v)),
+        [FOUR, *TWO_HEADS],
+    ),
     "of several batches": (
         lambda q, k, v: plain(q, of_batches(k), of_batches(v)),
         [tensor(1, 8, 3, 4), tensor(2, 2, 3, 4), tensor(2, 2, 3, 4) - 0.3],
