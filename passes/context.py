@@ -97,16 +97,15 @@ def open_context(
         timeout_s: seconds for one call of a pass.
         memory_gib: what each worker may allocate; see `worker_memory`.
         folder: where temporary files go; one of the system's by default, removed at the end.
-        run_advice: that of the context.
+        run_advice: what messages advise where nothing can run the model; empty where no option helps.
     """
-    limit = worker_memory(memory_gib)
+    limit, proof_s = worker_memory(memory_gib), max(timeout_s, PROOF_S)
     with (
         tempfile.TemporaryDirectory(prefix="onnxline-", dir=folder) as path,
+        # apart from the folder of the context, which passes of the user's are shown and may empty
         tempfile.TemporaryDirectory(prefix="onnxline-workers-", ignore_cleanup_errors=True) as files,
         Worker(timeout_s, limit, ("onnxoptimizer",), folder=files) as worker,
-        Worker(
-            max(timeout_s, PROOF_S), limit, ("passes.proof.runs", "passes.weights.sessions"), folder=files
-        ) as proofs,
+        Worker(proof_s, limit, ("passes.proof.runs", "passes.weights.sessions"), folder=files) as proofs,
         Worker(timeout_s, limit, USER_CODE, alone=True) as user_code,
     ):
         try:

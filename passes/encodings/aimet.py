@@ -26,6 +26,7 @@ from passes.encodings.encoding import (
     Encoding,
     Precision,
     find_axes,
+    refuse_unfitted,
     stored_shapes,
 )
 from passes.errors import UsageError
@@ -65,20 +66,17 @@ def to_aimet(
     found = {name: None if axes is None else axes.get(name, NOWHERE) for name in encodings}
     unlisted = next((name for name, own in encodings.items() if not is_listed(own, version, found[name])), None)
     if unlisted is not None:
-        is_plain = is_listed(encodings[unlisted], version)
-        further = "for blocks and along further axes than that of channels"
-        where = "along other axes than those of channels and blocks" if is_plain else further
+        where = (
+            "along other axes than those of channels and blocks"
+            if is_listed(encodings[unlisted], version)  # a form for the axes of the weight itself
+            else "for blocks and along further axes than that of channels"
+        )
         raise UsageError(
             f"encodings: {unlisted!r} has scales {where}, which version {version} of AIMET's files cannot say; "
             "take 2.0.0 or later"
         )
     if version in ("2.0.0", "2.1.0"):
-        unfitted = next((name for name, encoding in encodings.items() if encoding.axis == UNKNOWN_AXIS), None)
-        if unfitted is not None:
-            raise UsageError(
-                f"encodings: {unfitted!r} has scales along an axis that its file does not say, and version {version} "
-                "of AIMET's files names it; give to_aimet what fit_encodings(encodings, model) gives"
-            )
+        refuse_unfitted(encodings, "to_aimet")  # whose files of these versions name the axes
         rows = [_with_onnx_keys(name, encoding, version) for name, encoding in encodings.items()]
         return {"encodings": rows, "producer": PRODUCER, "version": version}
     params, activations = ([name for name in encodings if (name in parameters) is wanted] for wanted in (True, False))

@@ -257,6 +257,24 @@ def list_with_nearest(names: Collection[str], known: Iterable[str]) -> str:
     return join_first(list(map(repr, listed)), SHOWN, ELLIPSIS) + nearest(listed[0], known)
 
 
+def refuse_unfitted(encodings: Mapping[str, Encoding], taker: str) -> None:
+    """Refuse encodings whose axes are not known, as AIMET's files up to 1.0.0 give them.
+
+    Args:
+        encodings: name of the tensor → its encoding.
+        taker: the function that takes them, for the message.
+
+    Raises:
+        UsageError: scales lie along an axis that their file does not say.
+    """
+    unfitted = next((name for name, encoding in encodings.items() if encoding.axis == UNKNOWN_AXIS), None)
+    if unfitted is not None:
+        raise UsageError(
+            f"encodings: {unfitted!r} has scales along an axis that its file does not say; "
+            f"give {taker} what fit_encodings(encodings, model) gives"
+        )
+
+
 def _fit(name: str, encoding: Encoding, shape: tuple[int, ...] | None, axes: Axes) -> Encoding:
     if encoding.axis is None:
         return encoding

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from passes.encodings.encoding import UNKNOWN_AXIS, Precision
+from passes.encodings.encoding import Precision, refuse_unfitted
 from passes.encodings.from_qdq import (
     BLOCK_SCALE,
     DEQUANTIZED,
@@ -85,12 +85,7 @@ def insert_qdq(model: DetachedModel, encodings: Mapping[str, Encoding]) -> Detac
             say, or an argument is of another type.
     """
     graph = model.proto.graph
-    unfitted = next((name for name, encoding in encodings.items() if encoding.axis == UNKNOWN_AXIS), None)
-    if unfitted is not None:
-        raise UsageError(
-            f"encodings: {unfitted!r} has scales along an axis that its file does not say; "
-            "give insert_qdq what fit_encodings(encodings, model) gives"
-        )
+    refuse_unfitted(encodings, "insert_qdq")
     check_opset(model.proto, {name: encoding.precision for name, encoding in encodings.items()})
     stems = choose_stems(graph, encodings)
     outputs = {info.name for info in graph.output}

@@ -77,9 +77,8 @@ class ModelQuantizer:
         if self._given is not None:
             self._of_adapters = find_calibrated(self._model, self._given, self.placement)
         if self.needs_ranges:
-            check_opset(
-                self._model.proto, self.placement.formats(), self._names
-            )  # now, and not after hours of calibration
+            # now, and not after hours of calibration
+            check_opset(self._model.proto, self.placement.formats(), self._names)
 
     @property
     def needs_ranges(self) -> bool:

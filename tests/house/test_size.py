@@ -9,7 +9,7 @@ from tests.support.paths import ROOT
 
 PACKAGES = ("onnxline", "passes", "pipeline")
 
-MOST_CODE_LINES = 91_414
+MOST_CODE_LINES = 91_410
 
 """Lines that are neither blank, comment nor docstring. A commit that raises the bound says what the lines buy."""
 
