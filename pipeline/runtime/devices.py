@@ -168,8 +168,13 @@ class Device(ABC):
 
     @contextmanager
     def fork_random(self, state: torch.Tensor | None) -> Iterator[None]:
-        """Let torch draw on this device from `state` on; afterwards its generators, also that of the host, are as they
-        were. Without a state they go on from where they are."""
+        """Let torch draw random values from a given state; afterwards the generators of the device and of the host are
+        as they were.
+
+        Args:
+            state: what `default_generator.get_state()` gave, bytes as uint8; with None the generators go on from where
+                they are.
+        """
         generator = self.default_generator
         before = generator.get_state()
         try:

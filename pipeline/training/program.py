@@ -50,7 +50,8 @@ class TrainProgram(ProcessBound):
 
     The states are copies: the module and the optimizer that the step was recorded from stay as they are until
     `write_back`. The learning rates are read from the optimizer's groups before each step, so torch's schedulers work.
-    Random values come from torch's generator (`torch.manual_seed`). Only one thread at a time may use a program.
+    Random values come from torch's generator (`torch.manual_seed`) for `device`, where the states lie. Only one thread
+    at a time may use a program.
     """
 
     instead = "`save` its states, or pickle its `snapshot()`, and record the step again where they are read"
